@@ -6,16 +6,26 @@ Three layers of the shapes that the table is about: in place (Q = P, as many poi
 points) and up-sampling (Q > P, more points). For both orders: the paper's count of multiply-adds; time and memory of
 our operator, told to use that order; and of the sum of sparse products as the paper writes it, in torch. Memory is
 the peak beyond inputs and result, which are the same for both orders. A row that is in the file is not measured again.
+
+    python benchmarks/orders.py --network                                    (two minutes on a GPU)
+
+A U-Net of 32 and of 64 channels on 8 clouds of 16,384 points, whose up-sampling layers transform first: milliseconds
+of a forward pass and of a training step, with the cheaper order of each layer and with every layer gathering first.
+TF32, eager; medians of passes in turn. Nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from common import RESULTS, keep, machine
@@ -84,11 +94,64 @@ def measured(work: Callable[[], Tensor], cuda: bool) -> tuple[float, float]:
     return cpu_time(work, 5)[0] / 1e3, max(cpu_memory(work) - out, 0.0)
 
 
+def network_ms(width: int, device: str, points: int, rounds: int) -> dict[tuple[str, str], float]:
+    """Median milliseconds of a pass, by (pass, order)."""
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    # About 15 neighbours of the surface of a sphere.
+    model = gl.models.PointUNet(13, width, radius=(60 / points) ** 0.5, dropout=0.0).to(device)
+    clouds = torch.nn.functional.normalize(torch.randn(8, points, 3), dim=2)
+    geometry = model.plan(gl.Cloud.of(list(clouds)).to(device))
+    label = torch.randint(13, (8 * points,), device=device)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(geometry)
+
+    def step() -> None:
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(geometry), label).backward()
+
+    conv: Any = importlib.import_module("gridless.ops.point_conv")
+    orders = {"cheaper order": cheaper_order, "gather first": lambda *sizes: "gather_first"}
+    times: dict[tuple[str, str], list[float]] = {}
+    for n in range(rounds + 3):
+        for name, rule in orders.items():
+            for what, work in (("forward", forward), ("step", step)):
+                with mock.patch.object(conv, "cheaper_order", rule):
+                    sync(device)
+                    begin = time.perf_counter()
+                    work()
+                    sync(device)
+                if n >= 3:
+                    times.setdefault((what, name), []).append(1e3 * (time.perf_counter() - begin))
+    return {key: statistics.median(values) for key, values in times.items()}
+
+
+def sync(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def networks(device: str, points: int, rounds: int) -> None:
+    for width in (32, 64):
+        times = network_ms(width, device, points, rounds)
+        for what in ("forward", "step"):
+            cheaper, gather = times[what, "cheaper order"], times[what, "gather first"]
+            gain = 100 * (1 - cheaper / gather)
+            print(f"width {width}, {what}: {cheaper:.2f} ms instead of {gather:.2f} ms, {gain:+.1f} %", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "reproduction" / "orders.json")
+    parser.add_argument("--network", action="store_true", help="time whole networks instead of layers")
+    parser.add_argument("--points", type=int, default=16384, help="points of a cloud, of --network")
+    parser.add_argument("--rounds", type=int, default=50, help="passes of each kind, of --network")
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if arguments.network:
+        return networks(device, arguments.points, arguments.rounds)
     content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {"rows": []}
     rows = content["rows"]
     for name in LAYERS:

@@ -17,16 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import charts  # noqa: E402
 import reproduction  # noqa: E402
 
-# Results that other pages tell of.
+# Results that are on other pages.
 ELSEWHERE = {"official"}
 
 HEAD = """# Benchmarks
 
-Made by `python benchmarks/page.py` from `benchmarks/results/*.json`; nothing here is typed by hand. Each script checks
-its results before it times anything; peers are of the same run. *Ratio* is the best peer's time over ours, or our rate
-over the best peer's: above 1 we are faster. What was predicted, what happened, and why, is in `benchmarks/NOTES.md`.
+`python benchmarks/page.py` makes this page from `benchmarks/results/*.json`; nothing here is typed by hand. Each script
+checks its results before it times anything; peers were measured in the same run. *Ratio* is the best peer's time over
+ours, or our rate over the best peer's: above 1 we are faster. What was predicted, what happened, and why, is in
+`benchmarks/NOTES.md`.
 Shipped weights have [cards](models.md).
 
 Figures from the two-core machine were taken while other work ran on it, most of them as the CPU time of the process:
@@ -222,6 +224,11 @@ def captured(r: dict[str, Any]) -> Made:
     return "A step of one's own", f"{words} {origin(r['captured'])}", columns, rows
 
 
+def tf32(name: str) -> str:
+    """The name of a row that was measured with TF32 allowed."""
+    return name.replace("bfloat16", "bf").replace("float32", "TF32").replace("bf", "bfloat16")
+
+
 def lidar(r: dict[str, Any]) -> Made:
     rows = []
     for name, row in r["scenes"]["rows"]["convolutions"].items():
@@ -231,50 +238,86 @@ def lidar(r: dict[str, Any]) -> Made:
             ("both", "MiB", "with gradients, peak memory"),
             ("anew", "ms", "forward, geometry made anew"),
         ):
-            peers = {who: row[f"{who} {key} {unit}"] for who in ("spconv",) if f"{who} {key} {unit}" in row}
-            rows.append([f"{name}, {words}", unit, *best(row[f"ours {key} {unit}"], peers, False)])
+            # Our float32 is TF32 here, spconv's IEEE: no ratio.
+            alike = "float16" in name and f"spconv {key} {unit}" in row
+            peers = {"spconv": row[f"spconv {key} {unit}"]} if alike else {}
+            rows.append([f"{tf32(name)}, {words}", unit, *best(row[f"ours {key} {unit}"], peers, False)])
     for name, ms in r["scenes"]["rows"]["raw scan"].items():
-        rows.append([f"raw scan of 124,668 points, {name}", "ms", ms, "", ""])
+        rows.append([f"raw scan of 124,668 points, {tf32(name)}", "ms", ms, "", ""])
     for name, row in r["scenes"]["rows"]["network"].items():
         for key, words in (
             ("ours both ms", "eager"),
             ("ours, captured both ms", "captured"),
             ("ours, captured both ms, ahead", "ahead"),
         ):
-            what = f"U-Net, {name}, with gradients and all geometry, {words}"
-            rows.append([what, "ms", *best(row[key], {"spconv": row["spconv both ms"]}, False)])
+            what = f"U-Net, {tf32(name)}, with gradients and all geometry, {words}"
+            alike = "float16" in name and words == "eager"
+            rows.append([what, "ms", *best(row[key], {"spconv": row["spconv both ms"]} if alike else {}, False)])
     scans, few = r["scenes"]["rows"]["scans"], r["scenes"]["rows"]["scans of the network"]
     words = (
         f"One layer over scans of SemanticKITTI, voxels of 5 and 10 cm, eager, medians over {scans} scans; a U-Net of "
         f"five levels over voxels of 5 cm, over {few}: *captured* is a step as a CUDA graph (`gl.capture`), *ahead* "
-        "makes the geometry of the next scan meanwhile (`gl.training.ahead`); spconv is eager, and has no bfloat16. "
-        "Not like for like: ours is the *point* convolution, 10 monomials in TF32; spconv has 27 taps, in float32 by "
-        "IEEE products. The table Voxels compares the same operator in the same precision."
+        "makes the geometry of the next scan meanwhile (`gl.training.ahead`). Ours is the *point* convolution with 10 "
+        "monomials; spconv's has 27 taps, eager, in the same precision. The table Voxels compares the same operator."
     )
     return "A LiDAR scan", f"{words} {origin(r['scenes'])}", COLUMNS, rows
 
 
 def taps(r: dict[str, Any]) -> Made:
+    kinds = (
+        ("forward", "ms", "forward"),
+        ("both", "ms", "with gradients"),
+        ("anew", "ms", "forward, indices made anew"),
+        ("MiB", "MiB", "with gradients, peak memory"),
+    )
     rows = []
-    for name, row in r["taps"]["rows"].items():
-        for key, unit, words in (
-            ("forward", "ms", "forward"),
-            ("both", "ms", "with gradients"),
-            ("anew", "ms", "forward, indices made anew"),
-            ("MiB", "MiB", "with gradients, peak memory"),
-        ):
+    for cell, row in r["taps"]["rows"].items():
+        name = f"{cell}, {row['scans']} scans" if "scans" in row else cell
+        for key, unit, words in kinds:
             if f"ours {key}" in row:
-                rows.append(
-                    [f"{name}, {words}", unit, *best(row[f"ours {key}"], {"spconv": row[f"spconv {key}"]}, False)]
-                )
+                peer = {"spconv": row[f"spconv {key}"]}
+                rows.append([f"{name}, {words}", unit, *best(row[f"ours {key}"], peer, False)])
         for key, words in (("forward", "forward"), ("both", "with gradients")):
             rows.append([f"{name}, {words}, as a CUDA graph", "ms", row[f"ours captured {key}"], "", ""])
+    for name, row in r["taps"]["network"].items():
+        for key, unit, words in kinds:
+            if f"ours {key}" in row:
+                peer = {"spconv": row[f"spconv {key}"]}
+                rows.append([f"{name}, {words}", unit, *best(row[f"ours {key}"], peer, False)])
+        peer = {"spconv, eager": row["spconv both"]}
+        rows.append(
+            [f"{name}, with gradients, ours as CUDA graphs", "ms", *best(row["plan captured both"], peer, False)]
+        )
+    rows.append(["SparseUNet, first step from an empty cache", "s", r["taps"]["first"]["ours"]["first s"], "", ""])
     words = (
-        "`TapConv` beside spconv 2.3.8's `SubMConv3d`, 27 taps, on scan 0 of SemanticKITTI's sequence 00, voxels of 5 "
-        "or 10 cm, 32 to 256 channels. Eager, indices kept unless said. Both sides have the named precision: TF32 by "
-        "`SPCONV_ALLOW_TF32`. IEEE float32 of ours is three products of TF32, with an error under 7e-7."
+        "`TapConv` beside spconv 2.3.8's `SubMConv3d`, 27 taps, voxels of 5 or 10 cm, 32 to 256 channels: medians over "
+        "22 scans of SemanticKITTI where a row says so, else scan 0 of sequence 00. Eager, indices kept unless said. "
+        "Both sides have the named precision: TF32 by `SPCONV_ALLOW_TF32`; IEEE float32 of ours is three products of "
+        "TF32, with an error under 7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1, with indices made "
+        "anew (6 scans). Narrow layers whose indices are made anew are slower than spconv's: the search waits for the "
+        "host. spconv-triton 1.0.0 had not tuned its first layer after 25 s."
     )
     return "Voxels", f"{words} {origin(r['taps'])}", COLUMNS, rows
+
+
+def plain(r: dict[str, Any]) -> Made:
+    named = {"ours": "gridless", "ours, large": "gridless", "pyg": "PyG", "PointNet2": "PointNet++"}
+    by_what: dict[str, dict[str, dict[str, float]]] = {}
+    for row in r["plain"]["rows"]:
+        by_what.setdefault(row["what"], {})[named.get(row["who"], row["who"])] = row
+    rows = []
+    for what, key, unit, words in (
+        ("layer", "forward, ms", "ms", "one layer, 128 clouds of 1,024 points, 32 channels, forward"),
+        ("layer", "both, ms", "ms", "the same with gradients"),
+        ("epoch", "s/epoch", "s", "ModelNet40 epoch, batches of 128, searches included"),
+    ):
+        figures = {who: row[key] for who, row in by_what[what].items()}
+        rows.append([words, unit, *best(figures.pop("gridless"), figures, False)])
+    words = (
+        "A plain loop: eager code, public names, PyTorch's default precision, IEEE float32. PyG and `index_add` "
+        "compute the same function. PointNet++ and DGCNN are torch-geometric's layers over our searches."
+    )
+    return "Plain eager code", f"{words} {origin(r['plain'])}", COLUMNS, rows
 
 
 def cities(r: dict[str, Any]) -> Made:
@@ -467,6 +510,7 @@ def digits(r: dict[str, Any]) -> Made:
 
 # table -> scripts, and the files of each, which the table says all of
 TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
+    plain: {"plain": ("plain",)},
     chains: {"geometry": ("geometry_chain", "geometry_chain_x86-64", "geometry_chain_neoverse-n1")},
     large: {"geometry": ("geometry_large",)},
     samplers: {"geometry": ("samplers",)},
@@ -494,11 +538,11 @@ TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
 
 CARDS = """# Shipped weights
 
-One card for each of the weights that come with the package. `gl.load(NAME)` loads them. The recipe is in the JSON file beside
-the weights, the training log in the CSV file. Cards are made by `python benchmarks/page.py`.
+One card for each of the weights that come with the package. `gl.load(NAME)` loads them. The recipe is in the JSON file
+beside the weights, the training log in the CSV file. Cards are made by `python benchmarks/page.py`.
 
-*Official test* is the official test split, which was not available during development. *Held out* is the same recipe on training
-examples that it did not see; the shipped weights may have seen them.
+*Official test* is the official test split, which was not available during development. *Held out* is the same recipe on
+training examples that it did not see; the shipped weights may have seen them.
 """
 # name in a recipe -> (title, terms)
 DATA = {
@@ -554,18 +598,86 @@ def cards() -> str:
     return "\n".join([CARDS, *(card(name, about) for name, about in found.items())])
 
 
-def benchmarks() -> str:
+# A chart with more lanes than this has a lane for each kind of row.
+LANES = 16
+
+
+def compared(columns: list[str], rows: list[list[Any]]) -> list[tuple[str, float]]:
+    """Names and ratios of the rows that have a peer."""
+    if columns != COLUMNS:
+        return []
+    return [(str(row[0]), row[4]) for row in rows if isinstance(row[4], float) and math.isfinite(row[4])]
+
+
+def lanes(found: list[tuple[str, float]]) -> list[charts.Lane]:
+    """A lane for each row, or, of many, for each kind: what stands behind the last comma of a name."""
+    if len(found) <= LANES:
+        return [(name, [ratio]) for name, ratio in found]
+    kinds: dict[str, list[float]] = {}
+    for name, ratio in found:
+        first, _, kind = name.rpartition(", ")
+        if kind in ("peak memory", "geometry made anew", "indices made anew", "eager", "captured", "ahead"):
+            kind = f"{first.rpartition(', ')[2]}, {kind}"
+        kinds.setdefault(kind, []).append(ratio)
+    return list(kinds.items())
+
+
+def slug(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def tables() -> tuple[list[tuple[Any, Made]], dict[str, str]]:
+    """Every table with its scripts, and the charts: name of a file to SVG."""
     files = {path.stem: path for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))}
     results = {name: json.loads(path.read_text()) for name, path in files.items()}
-    parts, said = [HEAD], set()
-    for make, scripts in TABLES.items():
-        title, words, columns, rows = make(results)
-        made = " and ".join(f"`benchmarks/{script}.py`" for script in scripts)
-        parts.append(f"## {title}\n\nBy {made}. {words}\n\n{table(columns, rows)}")
-        said.update(*scripts.values())
-    if left := sorted(files.keys() - said - ELSEWHERE):
-        raise ValueError(f"no table tells of {left}: write one, and name it in TABLES")
+    made = [(scripts, make(results)) for make, scripts in TABLES.items()]
+    named = {name for scripts, _ in made for group in scripts.values() for name in group}
+    if left := sorted(files.keys() - named - ELSEWHERE):
+        raise ValueError(f"no table shows {left}: write one, and name it in TABLES")
+    with_peers = {title: compared(columns, rows) for _, (title, _, columns, rows) in made}
+    with_peers = {title: found for title, found in with_peers.items() if found}
+    overview = [(title, [ratio for _, ratio in found]) for title, found in with_peers.items()]
+    svg = {"overview.svg": charts.ratios(overview, "All comparisons, by table")}
+    svg |= {f"{slug(title)}.svg": charts.ratios(lanes(found), title) for title, found in with_peers.items()}
+    return made, svg
+
+
+def benchmarks() -> str:
+    made, svg = tables()
+    parts = [HEAD, CHARTS]
+    for _, (title, *_) in made:
+        if f"{slug(title)}.svg" in svg:
+            parts.append(f"**{title}**\n\n![{title}: ratios]({IMAGES}/{slug(title)}.svg)\n")
+    parts.append("## Tables\n")
+    for scripts, (title, words, columns, rows) in made:
+        by = " and ".join(f"`benchmarks/{script}.py`" for script in scripts)
+        parts.append(f"### {title}\n\nBy {by}. {words}\n\n{table(columns, rows)}")
     return "\n".join(parts)
+
+
+# Where charts are, as pages link them.
+IMAGES = "images/benchmarks"
+CHARTS = f"""## Ratios
+
+Every comparison of the tables below, ours beside the best peer of the same run. Right of 1, in blue, gridless is
+better; left of it, in red, the peer. A dot is one row of a table, the black line their median.
+
+![All comparisons]({IMAGES}/overview.svg)
+"""
+
+
+def write_charts() -> None:
+    """Write the charts that changed: a server that watches the files does not build for ever."""
+    folder = DOCS / IMAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in tables()[1].items():
+        if not (folder / name).is_file() or (folder / name).read_text() != text:
+            (folder / name).write_text(text)
+
+
+def on_pre_build(**_: Any) -> None:
+    """The hook of mkdocs: the charts are as new as the results."""
+    write_charts()
 
 
 PAGES = {"benchmarks.md": benchmarks, "models.md": cards, **reproduction.PAGES}
@@ -577,5 +689,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 if __name__ == "__main__":
+    write_charts()
     for name, made in PAGES.items():
         (DOCS / name).write_text(made())

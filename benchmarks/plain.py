@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def epochs(steps: int) -> list[dict[str, Any]]:
         torch.manual_seed(0)
         model = kind().to(DEVICE).train()
         step = step_of(model, model.plan if hasattr(model, "plan") else kind.geometry)
-        turn = iter(list(zip(batches, labels.split(BATCH))) * (steps + 10))
-        ms = milliseconds(lambda: step(*next(turn)), steps)
+        turn = cycle(zip(batches, labels.split(BATCH)))
+        ms = milliseconds(lambda step=step, turn=turn: step(*next(turn)), steps)
         who = {"PointResNet": "ours, large"}.get(kind.__name__, kind.__name__)
         rows.append({"what": "epoch", "who": who, "step, ms": ms, "s/epoch": ms * EPOCH / BATCH / 1e3})
     return rows

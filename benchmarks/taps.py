@@ -236,7 +236,9 @@ def floor(layer: Layer, edges: int, precision: str, rate: dict[str, float]) -> f
     return max(edges * channels**2 / rate[precision], moved / rate["bytes"])
 
 
-def cell(sites: Tensor, precision: str, channels: int, peer: Any, rate: dict, repeats: int) -> dict[str, float]:
+def cell(
+    sites: Tensor, precision: str, channels: int, peer: Any, rate: dict, repeats: int, memory: bool
+) -> dict[str, float]:
     """One layer on one scan."""
     set_precision(precision, [] if peer is None else [peer])
     layer, row, works = Layer(sites, channels, PRECISIONS[precision]), {}, {}
@@ -244,14 +246,18 @@ def cell(sites: Tensor, precision: str, channels: int, peer: Any, rate: dict, re
     if peer is not None:
         makers["spconv"] = lambda layer: theirs(layer, peer)
     for name, make in makers.items():
-        works[name], row[f"{name} indices"] = kept_of(make, layer)
+        if memory:
+            works[name], row[f"{name} indices"] = kept_of(make, layer)
+        else:
+            works[name] = make(layer)
     row["difference"] = checked(precision, layer, works["ours"], works.get("spconv"))
     for name, work in works.items():
         with torch.no_grad():
             row[f"{name} forward"] = timed(work["forward"], repeats)
             row[f"{name} anew"] = timed(work["anew"], repeats)
         row[f"{name} both"] = timed(work["both"], repeats)
-        row[f"{name} MiB"] = peak_of(work["both"])
+        if memory:
+            row[f"{name} MiB"] = peak_of(work["both"])
     with torch.no_grad():
         row["ours captured forward"] = timed(captured(layer, "forward"), repeats)
     row["ours captured both"] = timed(captured(layer, "both"), repeats)
@@ -265,11 +271,11 @@ def sites_of(scan: np.ndarray, side: float) -> Tensor:
 
 
 def over_scans(found: list[dict[str, float]]) -> dict[str, float]:
-    """Medians of all columns, and of the ratios of spconv to ours the median and the least (memory: the largest)."""
-    row = {key: statistics.median(r[key] for r in found) for key in found[0]}
+    """Medians of all columns, and of the ratios of spconv to ours the median and the least."""
+    row = {key: statistics.median(r[key] for r in found if key in r) for key in found[0]}
     for what in ("forward", "both", "anew", "MiB", "indices"):
         if f"spconv {what}" in row:
-            ratios = [r[f"spconv {what}"] / r[f"ours {what}"] for r in found]
+            ratios = [r[f"spconv {what}"] / r[f"ours {what}"] for r in found if f"spconv {what}" in r]
             row[f"{what} ratio"], row[f"{what} least ratio"] = statistics.median(ratios), min(ratios)
     return row
 
@@ -288,17 +294,22 @@ def layers(options: Any, results: Results) -> None:
     spconv = library("spconv")
     scans, rate = load_scans(options.scans)[: options.first], rates()
     results.put("rates", rate)
+    # Memory is read after a collection, which then passes over what was imported.
+    gc.collect()
+    gc.freeze()
     rows = {}
     for side in SIDES:
         sites = [sites_of(scan, side) for scan in scans]
         for precision in PRECISIONS:
             for channels in options.channels:
                 name = f"{side * 100:g} cm, {channels}, {precision}"
-                if results.has("layers", name) or results.late():
+                if results.has("rows", name) or results.late():
                     continue
-                found = [cell(at, precision, channels, spconv, rate, options.repeats) for at in sites]
+                given = precision, channels, spconv, rate, options.repeats
+                # Memory follows from the number of voxels: three scans say it.
+                found = [cell(at, *given, memory=n < 3) for n, at in enumerate(sites)]
                 rows[name] = over_scans(found) | {"scans": len(found)}
-                results.put("layers", rows[name], name)
+                results.put("rows", rows[name], name)
                 show(name, rows[name])
     for what in ("forward", "both", "anew", "MiB", "indices") if spconv is not None else ():
         ratios = [row[f"{what} ratio"] for row in rows.values()] or [0.0]
@@ -328,7 +339,7 @@ def network(spconv: Any) -> nn.Module:
             self.second = spconv.SubMConv3d(width, width, 3, bias=False, indice_key=key)
             self.norms = nn.ModuleList([norm(width), norm(width)])
             self.short = None if inputs == width else spconv.SubMConv3d(inputs, width, 1, bias=False)
-            self.short_norm = None if inputs == width else norm(width)
+            self.short_norm: Any = None if inputs == width else norm(width)
 
         def forward(self, x: Any) -> Any:
             short = x.features if self.short is None else self.short_norm(self.short(x).features)
@@ -438,7 +449,7 @@ class Normed(nn.Module):
     def __init__(self, edges: Any, inputs: int, width: int, relu: str | None = "after") -> None:
         super().__init__()
         self.conv = gl.nn.TapConv(edges, inputs, width, bias=False)
-        self.norm = gl.nn.BatchNorm(width, edges.target, eps=1e-3, momentum=0.01, **({"relu": relu} if relu else {}))
+        self.norm = gl.nn.BatchNorm(width, edges.target, eps=1e-3, momentum=0.01, relu=relu)
 
     def forward(self, x: Tensor, geometry: gl.Geometry) -> Tensor:
         return self.norm(self.conv(x, geometry), geometry)
@@ -449,14 +460,16 @@ class PlanBlock(nn.Module):
         super().__init__()
         self.first, self.second = Normed(edges, inputs, width), Normed(edges, width, width, relu=None)
         self.short = None if inputs == width else nn.Linear(inputs, width, bias=False)
-        self.short_norm = None if inputs == width else gl.nn.BatchNorm(width, edges.target, eps=1e-3, momentum=0.01)
+        self.short_norm: Any = (
+            None if inputs == width else gl.nn.BatchNorm(width, edges.target, eps=1e-3, momentum=0.01)
+        )
 
     def forward(self, x: Tensor, geometry: gl.Geometry) -> Tensor:
         short = x if self.short is None else self.short_norm(self.short(x), geometry)
         return (self.second(self.first(x, geometry), geometry) + short).relu()
 
 
-def works_of(spconv: Any, sites: Tensor, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Callable[[], Any]]]:
+def works_of(spconv: Any, sites: Tensor, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     """Forward and both of the network of a library, on one scan."""
     torch.manual_seed(0)
     model = network(spconv).cuda().to(dtype)
@@ -478,7 +491,7 @@ def works_of(spconv: Any, sites: Tensor, dtype: torch.dtype) -> tuple[nn.Module,
         with torch.no_grad():
             return forward()
 
-    return model, {"forward": alone, "both": both}
+    return {"forward": alone, "both": both}
 
 
 def unet(options: Any, results: Results) -> None:
@@ -494,7 +507,7 @@ def unet(options: Any, results: Results) -> None:
                 continue
             set_precision(precision, [*libraries.values()])
             found = [unet_cell(libraries, at, dtype, options.repeats) for at in sites]
-            row = over_scans(found) | {"scans": len(found)}
+            row: dict[str, Any] = over_scans(found) | {"scans": len(found)}
             results.put("unet", row, name)
             if dtype == torch.float32:
                 try:
@@ -509,11 +522,10 @@ def unet(options: Any, results: Results) -> None:
 def unet_cell(libraries: dict[str, Any], sites: Tensor, dtype: torch.dtype, repeats: int) -> dict[str, float]:
     row, outputs = {}, {}
     for name, spconv in libraries.items():
-        model, works = works_of(spconv, sites, dtype)
+        works = works_of(spconv, sites, dtype)
         outputs[name] = works["both"]().detach()
         for what, work in works.items():
             row[f"{name} {what}"] = timed(work, repeats)
-        model.zero_grad(set_to_none=False)
         row[f"{name} MiB"] = peak_of(works["both"])
     if "spconv" in outputs:
         # Networks in float16 drift apart through their normalisations: the figure is written down, and not judged.
@@ -571,7 +583,7 @@ def step(options: Any) -> None:
     names = {"ours": "gridless.compat.spconv", "spconv": "spconv", "spconv_triton": "spconv_triton"}
     spconv = import_module(names[options.step] + ".pytorch")
     sites = sites_of(load_scans(options.scans)[0], 0.1)
-    works, seconds = works_of(spconv, sites, torch.float32)[1], []
+    works, seconds = works_of(spconv, sites, torch.float32), []
     for _ in range(2):
         torch.cuda.synchronize()
         begin = time.perf_counter()
@@ -760,7 +772,9 @@ class Results:
     def __init__(self, path: str, seconds: float) -> None:
         self.path, self.end = Path(path), time.monotonic() + seconds
         known = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.values: dict[str, Any] = {} if "rows" in known else known
+        # Files of one scan were written before rows said how many there were.
+        is_old = any("scans" not in row for row in known.get("rows", {}).values())
+        self.values: dict[str, Any] = {} if is_old else known
         self.values["machine"] = machine()
 
     def has(self, part: str, name: str) -> bool:

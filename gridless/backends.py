@@ -34,7 +34,7 @@ def use_backend(name: str | None) -> Iterator[None]:
     with a context that was copied in the block.
     """
     if name is not None and name not in BACKENDS:
-        raise ValueError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}, or None to follow the device")
+        raise ValueError(f"unknown backend {name!r}. Choose {', '.join(BACKENDS)}, or None to follow the device.")
     token = _forced.set(name)
     try:
         yield
@@ -51,13 +51,13 @@ def backend_for(device: torch.device) -> str:
     """The name of the backend that tensors on `device` get now."""
     name = _forced.get()
     if device.type == "meta":
-        raise ValueError("tensors on 'meta' have no values to compute with: move network and input with .to('cpu')")
+        raise ValueError("tensors on 'meta' have no values to compute with. Move network and input with .to('cpu').")
     if name is None:
         return "gpu" if device.type == "cuda" else "cpu" if device.type == "cpu" else "reference"
     if name == "cpu" and device.type != "cpu":
-        raise ValueError(f"backend 'cpu' was asked for, but the tensors are on {device}: move them with .to('cpu')")
+        raise ValueError(f"backend 'cpu' was asked for, but the tensors are on {device}. Move them with .to('cpu').")
     if name == "gpu" and device.type != "cuda" and not interpreting():
-        raise ValueError(f"backend 'gpu' was asked for, but the tensors are on {device}: move them with .to('cuda')")
+        raise ValueError(f"backend 'gpu' was asked for, but the tensors are on {device}. Move them with .to('cuda').")
     return name
 
 
@@ -65,7 +65,7 @@ def existing(device: torch.device | str) -> torch.device:
     """The device of this name, refused where torch does not see it."""
     found_device = torch.device(device)
     if found_device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {str(device)!r} was asked for, but torch sees no GPU: choose cpu")
+        raise ValueError(f"device {str(device)!r} was asked for, but torch sees no GPU. Choose cpu.")
     if found_device.type == "cuda" and (found_device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise ValueError(f"device {str(device)!r} was asked for, but torch sees {count} GPUs, from cuda:0")
@@ -161,6 +161,6 @@ def load(package: str, name: str) -> Any:
         if (error.name or "").partition(".")[0] != "triton":
             raise
         raise ImportError(
-            "the kernels for GPUs are Triton, which is not installed: install it (PyTorch for Linux brings it), or "
-            "move the tensors with .to('cpu'), or run under gl.use_backend('reference'), which is slow"
+            "the kernels for GPUs are Triton, which is not installed. Install it (PyTorch for Linux brings it), or "
+            "move the tensors with .to('cpu'), or run under gl.use_backend('reference'), which is slow."
         ) from error

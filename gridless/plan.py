@@ -443,7 +443,7 @@ class Plan:
         if not isinstance(x, Mapping) or set(x) != set(names):
             actual = f"with {', '.join(map(repr, x))}" if isinstance(x, Mapping) else f"with {type(x).__name__}"
             wanted = ", ".join(f'"{n}": ...' for n in names)
-            raise TypeError(f"this plan has named inputs: call it with plan({{{wanted}}}), not {actual}")
+            raise TypeError(f"this plan has named inputs. Call it with plan({{{wanted}}}), not {actual}.")
         return x[name]
 
     # Values.
@@ -514,8 +514,8 @@ class Plan:
         others = [dict(step.settings).get("name") for step in self.steps.values() if not step.inputs]
         if others and (name is None or None in others):
             raise ValueError(
-                f'{op}: this plan has an input already: give every one a name, plan.{op}(..., name="scan"), and call '
-                'plan({"scan": a, "queries": b})'
+                f'{op}: this plan has an input already. Give every one a name, plan.{op}(..., name="scan"), and call '
+                'plan({"scan": a, "queries": b}).'
             )
         if name in others:
             raise ValueError(f"{op}: this plan has an input {name!r} already")
@@ -600,7 +600,7 @@ def _points(x: Any, dim: int) -> Cloud:
 
 def _refuse_geometry(x: Any) -> None:
     if isinstance(x, Geometry):
-        raise TypeError("this is a Geometry already: give it to the network as it is")
+        raise TypeError("this is a Geometry already. Give it to the network as it is.")
 
 
 def _check_points(x: Any, dim: int) -> None:
@@ -609,8 +609,8 @@ def _check_points(x: Any, dim: int) -> None:
         raise TypeError("this plan begins with points, but it was called with Events")
     if x is None or isinstance(x, str | bytes | PurePath):
         raise TypeError(
-            f"this plan begins with points: call it with an (S, {dim}) tensor or array, a list of them, or a Cloud, "
-            f"not with {x!r}; a file is read with gl.read_cloud(path)"
+            f"this plan begins with points. Call it with an (S, {dim}) tensor or array, a list of them, or a Cloud, "
+            f"not with {x!r}; a file is read with gl.read_cloud(path)."
         )
 
 
@@ -636,8 +636,8 @@ def _events(x: Any, sensor: tuple[int, int]) -> Events:
         raise TypeError("this plan begins with events, but it was called with a Cloud")
     if x is None or isinstance(x, str | bytes | PurePath):
         raise TypeError(
-            f"this plan begins with events: call it with Events or an array of fields x, y, t and p, not with {x!r}; a "
-            "file is read with gl.read_events(path)"
+            f"this plan begins with events. Call it with Events or an array of fields x, y, t and p, not with {x!r}; a "
+            "file is read with gl.read_events(path)."
         )
     if isinstance(x, Events) and x.sensor != sensor:
         raise ValueError(f"this plan is for a sensor of {sensor}, but these events have one of {x.sensor}")

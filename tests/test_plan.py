@@ -223,7 +223,7 @@ def test_lines_that_make_no_sense_are_refused():
         plan.farthest_sample(cloud, 5, reject=True)
     with pytest.raises(ValueError, match="k must be"):
         plan.nearest(cloud, cloud, 0)
-    with pytest.raises(ValueError, match="has an input already: give every one a name"):
+    with pytest.raises(ValueError, match="points: this plan has an input"):
         plan.points(dim=2)
     with pytest.raises(ValueError, match="1 to 8"):
         gl.Plan().points(dim=9)
@@ -262,7 +262,7 @@ def test_a_geometry_is_no_input_of_a_plan():
     events.events((8, 8))
     geometry = points(torch.rand(50, 3))
     for plan in (points, events):
-        with pytest.raises(TypeError, match="this is a Geometry already: give it to the network as it is"):
+        with pytest.raises(TypeError, match="is a Geometry"):
             plan(geometry)
 
 
@@ -355,7 +355,7 @@ def test_several_inputs_have_names():
             plan(wrong)
     with pytest.raises(ValueError, match="has an input 'scan' already"):
         plan.points(3, name="scan")
-    with pytest.raises(ValueError, match="give every one a name"):
+    with pytest.raises(ValueError, match="has an input"):
         plan.points(3)
     assert plan.digest != gl.Plan().digest
 
@@ -373,9 +373,9 @@ def test_a_plan_called_with_no_data_says_what_it_takes(x):
     points, events = gl.Plan(), gl.Plan()
     points.points(dim=3)
     events.events((8, 8))
-    with pytest.raises(TypeError, match=r"call it with an \(S, 3\) tensor .* not with .*gl.read_cloud\(path\)"):
+    with pytest.raises(TypeError, match=r"\(S, 3\) tensor .* not with .*gl.read_cloud\(path\)"):
         points(x)
-    with pytest.raises(TypeError, match=r"call it with Events .* not with .*gl.read_events\(path\)"):
+    with pytest.raises(TypeError, match=r"Events .* not with .*gl.read_events\(path\)"):
         events(x)
 
 

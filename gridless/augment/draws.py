@@ -1,4 +1,4 @@
-"""Where the random numbers of augmentation come from."""
+"""The random numbers of augmentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 
 from gridless.structures import Ragged
 
-# What settings may be at most: a float32 holds it, and what it is multiplied by.
+# The largest setting: a float32 holds it, and its products.
 FINITE = 1e30
 
 
@@ -26,7 +26,7 @@ class Settings:
                 raise ValueError(f"{type(self).__name__}: {name} must be a number {ends}, not {value!r}")
 
     def describe(self) -> str:
-        """What is done to an example, in a few plain words; subclasses say it better."""
+        """The transform in a few plain words, for the lines before training."""
         return type(self).__name__
 
 
@@ -49,7 +49,7 @@ class Draws:
         return self._drawn(torch.rand, batch, shape, each, dtype)
 
     def normal(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
-        """Of mean 0 and variance 1; the arguments are those of `uniform`."""
+        """Normal numbers of mean 0 and variance 1; the arguments are those of `uniform`."""
         return self._drawn(torch.randn, batch, shape, each, dtype)
 
     def _drawn(self, function, batch: Ragged, shape: tuple[int, ...], each: str, dtype: torch.dtype) -> Tensor:  # type: ignore[no-untyped-def]

@@ -462,7 +462,7 @@ def first_times(events: Events) -> Tensor:
     return events.time[begin][events.example]
 
 
-# What each row of the paper's table of event data sets does to its examples.
+# The augmentation of each row of the paper's table of event data sets.
 
 PAPER_ANGLE = math.pi / 8
 

@@ -42,19 +42,19 @@ class PointTransform(Settings):
     def _cloud(self, points: Any) -> Cloud:
         shape = tuple(getattr(points, "shape", ()))
         if len(shape) != 2 or shape[1] > 3:
-            words = f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
+            message = f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
             if not shape:
-                raise TypeError(f"{words}{type(points).__name__}: a batch is gl.Cloud.of([...])")
+                raise TypeError(f"{message}{type(points).__name__}: a batch is gl.Cloud.of([...])")
             if len(shape) == 3:
-                raise ValueError(f"{words}{shape}: a batch is gl.Cloud.of(x)")
-            raise ValueError(f"{words}{shape}: what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])")
+                raise ValueError(f"{message}{shape}: a batch is gl.Cloud.of(x)")
+            raise ValueError(f"{message}{shape}: what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])")
         return Cloud.of(points)
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         raise NotImplementedError
 
 
-# What the transforms share.
+# Shared by the transforms.
 
 
 def _uniform(cloud: Cloud, draws: Draws, low: float, high: float, *shape: int) -> Tensor:
@@ -124,7 +124,7 @@ def _scaled(cloud: Cloud, factor: Tensor) -> Cloud:
     """factor (B, D), or (B, 1) for all axes, times the points of each example."""
 
     def turn(vectors: Tensor) -> Tensor:
-        # What is across a surface stays across it, and as long as it was: it is divided by what the surface is
+        # Normals stay across the surface, and as long as they were: they are divided by the factors that the surface is
         # multiplied by.
         divided = _with(cloud, torch.div, vectors, factor.reshape(-1, *[1] * (vectors.ndim - 2), factor.shape[1]))
         length = vectors.norm(dim=-1, keepdim=True)
@@ -138,7 +138,7 @@ def _need_3d(cloud: Cloud, what: PointTransform) -> None:
         raise ValueError(f"{type(what).__name__} turns points of 3 dimensions, not {cloud.dim}")
 
 
-# Which points.
+# Transforms that choose points.
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Drop(PointTransform):
         return _kept_first(cloud, torch.minimum(counts.clamp(min=1), cloud.sizes))
 
 
-# Where they are.
+# Transforms that move points.
 
 
 @dataclass(frozen=True)

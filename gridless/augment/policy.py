@@ -1,4 +1,4 @@
-"""What a recipe does to its training clouds."""
+"""The augmentation that a recipe asks for."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gridless.structures import Cloud
 
 @dataclass(frozen=True)
 class Policy(PointTransform):
-    """What is done to each training cloud, in this order, by the transforms of `gridless.augment`.
+    """Settings of the transforms of each training cloud, in the order in which they run.
 
     The defaults change nothing. Coordinates are (x, y, z) with y up.
     """
@@ -51,7 +51,7 @@ class Policy(PointTransform):
     """Add a vector with coordinates in [-shift, shift]."""
 
     def __post_init__(self) -> None:
-        # What a step refuses is refused here.
+        # Each step checks its own settings.
         _ = self.steps
 
     @property

@@ -25,7 +25,7 @@ def keys(seed: int, epoch: int, index: Tensor) -> Tensor:
 
 
 class Keyed(Draws):
-    """What `gridless.augment` draws for examples with these keys (B) int32: each example the same in any batch.
+    """The numbers that `gridless.augment` draws for examples with these keys (B) int32, whatever batch they are in.
 
     One object is for one pass over a batch: every draw is a stream of its own.
     """

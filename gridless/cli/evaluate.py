@@ -11,7 +11,9 @@ import typer
 from gridless.cli.options import (
     Data,
     Device,
+    Keep,
     OwnTask,
+    Packs,
     WeightsName,
     check_held_out_list,
     held_out_list,
@@ -34,12 +36,15 @@ def evaluate(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples at a time.")] = None,
     task: OwnTask = None,
     device: Device = "auto",
+    keep: Keep = "auto",
+    cache: Packs = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Accuracy of saved weights on a split of their data set.
 
     If the weights were trained on examples of that split, the first line says so (in JSON, `seen_in_training`).
     """
+    from gridless.tasks.storage import Storage, load_splits
     from gridless.training.evaluate import seen
     from gridless.training.recipe import Recipe
 
@@ -52,7 +57,8 @@ def evaluate(
         check_held_out_list(listed, data, "bring them back, or give the folder that the run had (--data)")
     counts = points or [recipe.points]
     largest = recipe.changed(points=max(counts)) if points else recipe
-    examples = kind.load(largest, data, split, listed, model.about).to(pick_device(device))
+    (loaded,) = load_splits(kind, largest, data, [split], Storage(keep, cache), listed, model.about)
+    examples = loaded.to(pick_device(device))
     results, known = {}, seen(model.about, split)
     for count in counts:
         chosen = recipe.changed(points=count) if points else recipe

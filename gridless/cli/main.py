@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("gridless.cli.demo:demo", "train two small networks, run one live, write a report"),
     "stats": ("gridless.cli.stats:stats", "points, events and neighbours at every level of a recipe's data"),
     "show": ("gridless.cli.show:show", "draw a cloud or a recording"),
+    "clean": ("gridless.cli.clean:clean", "list and remove packs and caches"),
 }
 
 

@@ -20,7 +20,15 @@ Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of 
 Repeats = Annotated[
     int | None, typer.Option(help="Augmentations of each example that are kept offline; default: the recipe's.")
 ]
-Cache = Annotated[Path, typer.Option(help="The folder for geometry that is made offline.")]
+Keep = Annotated[
+    str, typer.Option(help="Where examples are: disk (packed once), memory, or auto, which decides by size.")
+]
+Packs = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache", help="The folder for packs (default: DATA/.gridless) and offline geometry (default: cache)."
+    ),
+]
 Workers = Annotated[int | None, typer.Option(min=0, help="Processes that make geometry; default: one per thread.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]

@@ -10,10 +10,10 @@ import typer
 
 from gridless.cli.options import (
     AllData,
-    Cache,
     Changes,
     Data,
     Limit,
+    Packs,
     RecipeName,
     Repeats,
     Seed,
@@ -27,7 +27,7 @@ from gridless.kernels.progress import shown
 def precompute(
     recipe: RecipeName,
     data: Data = None,
-    cache: Cache = Path("cache"),
+    cache: Packs = None,
     all_data: AllData = False,
     seed: Seed = None,
     changes: Changes = None,
@@ -48,14 +48,17 @@ def precompute(
     """
     from gridless.data.files import check_writable
     from gridless.tasks import load_task
+    from gridless.tasks.storage import Storage, load_splits
     from gridless.training.workers import precomputed, processes
 
     chosen = recipe_of(recipe, changes, seed=seed, repeats=repeats)
-    check_writable(cache, "--cache")
+    folder = cache or Path("cache")
+    check_writable(folder, "--cache")
     task = load_task(chosen.task_name)
-    learn = limited(task.load(chosen, data, "train" if all_data else "fit"), limit)
+    splits = ["train"] if all_data else ["fit"]
+    learn = limited(load_splits(task, chosen, data, splits, Storage(folder=cache))[0], limit)
     chosen = task.fit(chosen, learn)
-    files = precomputed(chosen, task, learn, chosen.make_model().plan, cache, processes(workers), ray)
+    files = precomputed(chosen, task, learn, chosen.make_model().plan, folder, processes(workers), ray)
     size = sum(path.stat().st_size for path in files.folder.iterdir())
     if as_json:
         facts = {"folder": str(files.folder), "examples": len(files), "repeats": files.repeats, "bytes": size}

@@ -8,17 +8,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gridless.cli.options import (
     AllData,
-    Cache,
     Changes,
     Data,
     Device,
+    Keep,
     Limit,
+    Packs,
     RecipeName,
     Repeats,
     Seed,
@@ -47,7 +48,8 @@ def train(
         str | None, typer.Option(help="Where geometry is made: online, workers or offline; default: the recipe's.")
     ] = None,
     repeats: Repeats = None,
-    cache: Cache = Path("cache"),
+    cache: Packs = None,
+    keep: Keep = "auto",
     workers: Workers = None,
     device: Device = "auto",
     devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device, on this machine.")] = 1,
@@ -77,13 +79,14 @@ def train(
         return
     from gridless.data.files import check_writable
     from gridless.tasks import TASKS, load_task
+    from gridless.tasks.storage import Storage, load_splits
     from gridless.training.checkpoints import check_folder
 
     check_folder(out, resume)
     place = pick_device(device)
     chosen = recipe_of(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats, task=task)
     if chosen.geometry == "offline":
-        check_writable(cache, "--cache")
+        check_writable(cache or Path("cache"), "--cache")
     # Lightning takes seconds to import: wrong options are refused first.
     from gridless.training.loop import train as train_by
     from gridless.training.setup import Options
@@ -95,33 +98,27 @@ def train(
     listed = held_out_list(out)
     if listed is not None and chosen.data == "folder" and data is not None:
         check_held_out_list(listed, data, "remove it, or choose another folder (--out)")
-    learn, valid = load_run(kind, chosen, data, all_data, listed)
-    learn = limited(learn, limit)
+    splits = ["train"] if all_data else ["fit", "validation"]
+    learn, *held = load_splits(kind, chosen, data, splits, Storage(keep, cache), listed)
+    learn, valid = limited(learn, limit), held[0] if held else None
     chosen = kind.fit(chosen, learn)
     model = chosen.make_model()
     tell(kind.describe(chosen, learn, model))
     held_out = [] if all_data or learn.listing is None else learn.listing.held_out
     with naming(out):
         options = Options(
-            place, devices, nodes, resume, checkpoint_steps, workers=workers, cache=cache, held_out=held_out
+            place,
+            devices,
+            nodes,
+            resume,
+            checkpoint_steps,
+            workers=workers,
+            cache=cache or Path("cache"),
+            held_out=held_out,
         )
         result = train_by(chosen, kind, learn, valid, out, options, model)
     if result is not None:
         print(json.dumps({k: v for k, v in result.items() if k != "history"}))
-
-
-def load_run(task: Any, recipe: Any, data: Path | None, all_data: bool, listed: Path | None) -> tuple[Any, Any]:
-    """The training examples, and those that are held out: a folder is read once for both."""
-    from gridless.tasks.loading import divided
-
-    if all_data:
-        return task.load(recipe, data, "train", listed), None
-    if recipe.data == "folder":
-        whole = task.load(recipe, data, "train", listed)
-        if whole.listing is not None:
-            parts = divided(whole)
-            return parts["fit"], parts["validation"]
-    return task.load(recipe, data, "fit", listed), task.load(recipe, data, "validation", listed)
 
 
 def tell(lines: list[str]) -> None:

@@ -243,7 +243,7 @@ def knn_by_splits(
 def nearest_by_splits(x: Tensor, y: Tensor, splits_x: Tensor | None, splits_y: Tensor | None) -> Tensor:
     _, _, splits_x, splits_y = _points("nearest", x, y, splits_x, splits_y)
     if not torch.equal(splits_x.diff() > 0, splits_y.diff() > 0):
-        raise ValueError("nearest: some examples have points in only one of x and y: give both the same examples")
+        raise ValueError("nearest: some examples have points in only one of x and y. Give both the same examples.")
     return _nearest(y, x, splits_y, splits_x, 1, False)[0][1]
 
 
@@ -399,7 +399,7 @@ def _splits(what: str, x: Tensor, batch: Tensor | None, size: int | None) -> Ten
         return torch.zeros((size or 1) + 1, dtype=torch.int64, device=x.device)
     if bool((batch[1:] < batch[:-1]).any()):
         raise ValueError(
-            f"{what} is not sorted: put the points of each example together, e.g. x[batch.argsort(stable=True)]"
+            f"{what} is not sorted. Put the points of each example together, e.g. x[batch.argsort(stable=True)]."
         )
     least, most = int(batch[0]), int(batch[-1])
     if least < 0 or (size is not None and most >= size):

@@ -70,8 +70,8 @@ def _read(path: Path) -> Archive:
     except (lzma.LZMAError, zipfile.BadZipFile, ValueError, KeyError, EOFError, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        words = error.message if isinstance(error, FormatError) else error
-        raise FormatError(path, f"not a pack of recordings: {words}") from None
+        message = error.message if isinstance(error, FormatError) else error
+        raise FormatError(path, f"not a pack of recordings: {message}") from None
     step, offsets = values["dt"].astype(np.int64), values["offsets"].astype(np.int64)
     long = step == 255
     if int(long.sum()) != len(values["dt_big"]) or offsets[0] != 0 or offsets[-1] != len(step):

@@ -1,4 +1,4 @@
-"""What the data sets share: examples with their transforms, and labels."""
+"""The base of all data sets: examples with their transforms, and labels."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Clouds(NamedTuple):
 def cached(
     folder: Path, cache: str | Path | bool, name: str, sources: Sequence[Path], make: Callable[[], Clouds]
 ) -> Clouds:
-    """What `make` returns, from the cache where it is there and not outdated.
+    """Return `make()`, from the cache if it has an entry that is not outdated.
 
     It is outdated when one of the `sources` (list files, folders with their files) has changed. A cache that cannot be
     read is made again; one that cannot be written is done without, with a warning.
@@ -38,26 +38,26 @@ def cached(
     place = folder / ".gridless" if cache is True else Path(cache)
     state = [_state(path) for path in sources]
     about, array = place / f"{name}.json", place / f"{name}.npy"
-    found = _load(about, array, state)
-    if found is not None:
-        return found
-    made = make()
+    entry = _load(about, array, state)
+    if entry is not None:
+        return entry
+    clouds = make()
     try:
         sweep(place)
         with whole_file(array) as file:
-            np.save(file, made.coords)
-        entry = {"state": state, "bytes": array.stat().st_size, "label": made.label.tolist(), "names": made.names}
+            np.save(file, clouds.coords)
+        entry = {"state": state, "bytes": array.stat().st_size, "label": clouds.label.tolist(), "names": clouds.names}
         write_whole(about, json.dumps(entry).encode())
     except OSError as error:
         warnings.warn(
             f"{place} cannot be written ({error.strerror}), so the next start is as slow: pass cache=FOLDER",
             stacklevel=4,
         )
-    return made
+    return clouds
 
 
 def _state(path: Path) -> list:
-    """What tells a file, or a folder and the files in it, from another: names, sizes and times of the last change."""
+    """Identifies a file, or a folder and its files: names, sizes and times of the last change."""
     known = path.stat()
     state = [path.name, known.st_size, known.st_mtime_ns]
     if path.is_dir():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 def check_file(path: Path, kind: str = "CloudFolder") -> None:
@@ -11,6 +13,14 @@ def check_file(path: Path, kind: str = "CloudFolder") -> None:
         raise IsADirectoryError(f"{path} is a folder: give a file in it, or all that it holds to gl.data.{kind}")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
+
+
+def library(module: str, path: Path | str, extra: str = "data") -> Any:
+    """The module of an optional dependency that reads or writes `path`; `extra` installs it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise ImportError(f"{path}: needs {module.partition('.')[0]}. Run pip install 'gridless[{extra}]'.") from None
 
 
 class FormatError(ValueError):

@@ -26,8 +26,21 @@ _FULL = {
 
 
 def full(error: OSError) -> str | None:
-    """Why nothing more can be written, in words; None for other errors."""
+    """The reason why nothing more can be written, in words; None for other errors."""
     return _FULL.get(error.errno or 0)
+
+
+# Size of a file, and time of its last change.
+FileState = tuple[int, int]
+
+
+def state_of(path: Path) -> FileState | None:
+    """Changes when the file does; None if there is no file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
 
 
 @contextmanager
@@ -138,7 +151,7 @@ def sweep(folder: Path) -> None:
 
 @cache
 def _machine() -> str:
-    """Where process ids mean the same: this boot of this machine, or this container of it."""
+    """Identifies the space of process ids: this boot of this machine, or this container of it."""
     parts = [platform.node()]
     with suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text("ascii"), os.readlink("/proc/self/ns/pid")]

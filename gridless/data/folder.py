@@ -76,6 +76,7 @@ class CloudFolder(Examples):
         topic: of recordings of ROS, where several topics have clouds. The first message of each is read.
         transform, seed: those of `Examples`.
         progress: show a bar while files are read.
+        read: read the files; without, there are no examples, and `read_file` reads one file of `listing`.
         how: the arguments of `Preparation`: up, keep_scale, features, block, scales.
 
     `clouds` is one ragged `Cloud` of all examples, `labels` (N) are their classes. `coords` (N, points, 3), `sizes` (N)
@@ -98,6 +99,7 @@ class CloudFolder(Examples):
         transform: Steps = (),
         progress: bool = False,
         seed: int | None = None,
+        read: bool = True,
         **how: Any,
     ) -> None:
         super().__init__(transform, seed)
@@ -109,28 +111,38 @@ class CloudFolder(Examples):
                 "CloudFolder: block, grid and ignore are for points with labels. Give the row, label='auto'."
             )
         self.listing = listing(root, CLOUDS, label is None, held_out_list, None if label else class_names)
-        chosen = self.listing.rows(split)
-        files = self._read_all(chosen, progress)
+        self.class_names, self.known_values = list(self.listing.class_names), values
+        if read:
+            chosen = self.listing.rows(split)
+            files = self._read_all(chosen, progress)
+            self.conclude(files)
+            self._fill(chosen, files)
+
+    def conclude(self, files: Mapping[Path, CloudFile]) -> None:
+        """Set `how`, `values` and `part_names` by the facts about all files."""
         self.how = replace(self.how, scales=_scales(files, self.how.scales))
         _warn_of_gaps(files)
-        self.class_names = list(self.listing.class_names)
-        self.values = _values(files, self.listing.root, values) if label else []
+        self.values = _values(files, self.listing.root, self.known_values) if self.label else []
         self.part_names = self.names.of(self.values)
-        self._fill(chosen, files)
+
+    @property
+    def settings(self) -> tuple:
+        """The options that decide how a file is read."""
+        how = replace(self.how, scales={})
+        return self.label, self.points, self.grid, how, self.ignore, self.names.first, self.topic
 
     def _read_all(self, chosen: Sequence[int], progress: bool) -> dict[Path, CloudFile]:
         """Read the chosen files. If points have labels, all others, too: labels are numbered through all files."""
         rows = range(len(self.listing.files)) if self.label else chosen
         paths = {self.listing.root / self.listing.files[i]: i for i in rows}
         wanted = {path for path, i in paths.items() if i in set(chosen)}
-        settings = (self.label, self.points, self.grid, replace(self.how, scales={}), self.ignore, self.names.first)
-        READINGS.select((self.listing.root, self.topic, *settings))
+        READINGS.select((self.listing.root, *self.settings))
 
         def cached(path: Path) -> CloudFile | None:
             file = READINGS.get(path)
             return None if file is None or (path in wanted and file.pieces is None) else file
 
-        files = read_files(list(paths), self._read, progress, cached=cached)
+        files = read_files(list(paths), self.read_file, progress, cached=cached)
         for path, file in files.items() if self.label else ():
             READINGS.keep(path, file._replace(pieces=None) if path in wanted else file)
         return files
@@ -168,7 +180,8 @@ class CloudFolder(Examples):
         """(N, points, ...) by name, zeros behind the shorter examples."""
         return {name: padded([one.rows[name] for one in self.clouds.examples]) for name in self.clouds.rows}
 
-    def _read(self, path: Path) -> CloudFile:
+    def read_file(self, path: Path) -> CloudFile:
+        """The examples of one file, and the facts about it."""
         cloud = read_points(path, self.points, self.how, bool(self.label), self.topic)
         labels, gaps = frozenset[int](), 0
         if self.label:
@@ -214,7 +227,7 @@ def _warn_of_gaps(files: Mapping[Path, CloudFile]) -> None:
     gaps = {str(path): file.gaps for path, file in files.items() if file.gaps}
     if gaps:
         points = f"{sum(gaps.values())} points of {len(gaps)} files, such as {min(gaps)},"
-        warnings.warn(f"{points} are not finite: they are left out", stacklevel=3)
+        warnings.warn(f"{points} are not finite: they are left out", stacklevel=4)
 
 
 def _values(files: Mapping[Path, CloudFile], root: Path, known: Sequence[int] | None) -> list[int]:
@@ -254,6 +267,7 @@ class EventFolder(Examples):
         topic: of recordings of ROS, where several topics have events.
         transform, seed: those of `Examples`.
         progress: show a bar while files are read.
+        read: read the files; without, there are no examples, and `read_file` reads one file of `listing`.
     """
 
     def __init__(
@@ -268,17 +282,28 @@ class EventFolder(Examples):
         transform: Steps = (),
         progress: bool = False,
         seed: int | None = None,
+        read: bool = True,
     ) -> None:
         super().__init__(transform, seed)
         self.listing, self.split = listing(root, RECORDINGS, True, held_out_list, class_names), split
         self.repair, self.topic = repair, topic
-        rows = self.listing.rows(split)
+        self.class_names = list(self.listing.class_names)
+        self.asked = None if sensor is None else (int(sensor[0]), int(sensor[1]))
+        if read:
+            self._fill(progress)
+
+    def read_file(self, path: Path) -> Events:
+        """The recording in one file, on the sensor that was asked for, else on its own."""
+        topic = self.topic if is_bag(path) else None
+        return recordings.read_events(path, sensor=self.asked, repair=self.repair, topic=topic)
+
+    def _fill(self, progress: bool) -> None:
+        """Set the tensors of the split's files."""
+        rows = self.listing.rows(self.split)
         self.files = [self.listing.files[i] for i in rows]
         self.labels = torch.tensor([self.listing.labels[i] for i in rows], device="cpu")
-        self.class_names = list(self.listing.class_names)
-        asked = None if sensor is None else (int(sensor[0]), int(sensor[1]))
-        files = self._read_all(asked, progress)
-        self.sensor = asked or tuple(int(v) for v in np.max([file.sensor for file in files.values()], 0))
+        files = self._read_all(self.asked, progress)
+        self.sensor = self.asked or tuple(int(v) for v in np.max([file.sensor for file in files.values()], 0))
         chosen = [files[self.listing.root / file].events for file in self.files]
         self.recordings = [events._changed(sensor=self.sensor) for events in chosen if events is not None]
 
@@ -295,8 +320,7 @@ class EventFolder(Examples):
             return file if fits else None
 
         def read(path: Path) -> EventFile:
-            topic = self.topic if is_bag(path) else None
-            events = recordings.read_events(path, sensor=sensor, repair=self.repair, topic=topic)
+            events = self.read_file(path)
             if path in wanted and not len(events):
                 raise ValueError(f"{path}: there is no event in it: remove it")
             return EventFile(events.sensor, events)

@@ -16,7 +16,7 @@ MOST = 1 << 36
 
 
 def frames(events: Events, count: int | None = None, duration: int | None = None) -> Tensor:
-    """How many events fell on each pixel, (T, 2, H, W) float32: OFF, then ON; (T, 1, H, W) without polarity.
+    """Count the events of each pixel, (T, 2, H, W) float32: OFF, then ON; (T, 1, H, W) without polarity.
 
     >>> gl.frames(events)[0]                          # one frame of the whole recording
     >>> gl.frames(events, count=10)                   # ten equally long ones, from its first event to its last
@@ -68,7 +68,7 @@ def voxel_grid(events: Events, bins: int) -> Tensor:
 
 
 def time_surface(events: Events, decay: float, at: int | None = None) -> Tensor:
-    """How fresh each pixel is, (2, H, W) float32: exp(-age / decay) of its last OFF and ON event, 0 where none was.
+    """The freshness of each pixel (2, H, W) float32: exp(-age / decay) of its last OFF and ON event, 0 without one.
 
     Args:
         events: one recording, or a batch.
@@ -105,7 +105,7 @@ def _since(events: Events, what: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _jump(events: Events) -> str:
-    """Where the clock may have jumped: the longest time without an event."""
+    """A hint where the clock may have jumped: the longest time without an event."""
     time = events.time[: len(events) - events.padding]
     step = torch.where(events.example[1 : len(time)] == events.example[: len(time) - 1], time.diff(), 0)
     row = int(step.argmax())

@@ -1,4 +1,4 @@
-"""How much a file may make its reader allocate or loop over: one rule for all readers of clouds and events.
+"""Limits of memory and loops that a file may ask of its reader: one rule for all readers of clouds and events.
 
 - What a file stores uncompressed must be there: a declared count times the size of a record must fit in the rest of the
   file. This check is exact and has no option.

@@ -2,7 +2,8 @@
 
 A pack is a folder of safetensors files, its shards, and `pack.json`, which is written last. An event is one int64 word:
 the microseconds since its recording began, then y, x and polarity, in as many bits as the sensor needs. A point is its
-float32 coordinates. Rows of points and events keep their types.
+float32 coordinates. Rows of points and events keep their types. An item of a data set, such as a file, may hold several
+examples; a shard is named by its first item and the one behind its last.
 
 Shards are read by position, not mapped: pages of a mapped file count as memory of the process, which would then grow
 with the data set.
@@ -10,18 +11,24 @@ with the data set.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import re
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from torch import Tensor
 
@@ -33,15 +40,27 @@ from gridless.kernels.threads import in_threads, num_threads
 from gridless.structures import Cloud, Events, Rows
 
 INDEX = "pack.json"
-VERSION = 1
-# A shard ends with the first example that takes it over so many bytes.
-SHARD_BYTES = 1 << 27
+VERSION = 2
+# A shard ends with the first item that takes it over so many bytes. Each process holds one, and a copy of its longest
+# column.
+SHARD_BYTES = 1 << 26
+# Shards whose files stay open; those of others are opened for each reading, as a process may open 1,024 files.
+OPEN_SHARDS = 256
 # Microseconds of a recording, negative ones too, that an event's word has room for.
 TIME_BITS = 38
 ROW = "row/"
 _AGAIN = "Remove the folder, and pack the data again."
 # Of a shard's arrays, those that have one entry per example.
-_PER_EXAMPLE = ("size", "label", "start")
+_PER_EXAMPLE = ("size", "label", "start", "item")
+
+
+class Item(NamedTuple):
+    """Several examples from one item of a data set, such as the blocks of a scan."""
+
+    examples: Sequence[tuple[Any, Any]]
+    """(events, label) or (cloud, label) each."""
+    facts: Mapping[str, Any] = {}
+    """What `Pack.facts` says of the item; JSON can hold it."""
 
 
 def pack(
@@ -51,20 +70,23 @@ def pack(
     workers: int = 1,
     progress: bool = True,
     about: Mapping[str, Any] | None = None,
+    together: int = 16,
 ) -> Pack:
     """Write the examples of a map-style data set to a pack, in constant memory, and open it.
 
-    An interrupted call goes on where it ended. A pack that is complete is opened as it is.
+    An interrupted call goes on where it ended. A pack that is complete is opened as it is. While another process writes
+    it, this one waits.
 
     Args:
-        dataset: `len(dataset)` and `dataset[i]`, an (events, label) or (cloud, label). Arrays (points, dimensions)
-            are clouds. Structured arrays of tonic (x, y, t, p) are events of `dataset.sensor_size`. Labels are numbers,
-            or arrays of one shape.
+        dataset: `len(dataset)` and `dataset[i]`, an (events, label), a (cloud, label), or an `Item` of several. Arrays
+            (points, dimensions) are clouds. Structured arrays of tonic (x, y, t, p) are events of
+            `dataset.sensor_size`. Labels are numbers, or arrays of one shape.
         path: the folder of the pack.
         class_names: names of the classes; by default `dataset.class_names` or `dataset.classes`.
         workers: processes that read examples; above 1 the data set is pickled.
         progress: show a progress bar.
         about: further facts, which JSON can hold, kept as `Pack.about`.
+        together: items that a process takes at a time, at least; of large ones 1.
     """
     path = Path(path)
     if (path / INDEX).is_file():
@@ -73,23 +95,40 @@ def pack(
         raise ValueError(f"pack: the data set of {path} is empty. Give one with examples.")
     path.mkdir(parents=True, exist_ok=True)
     names = list(class_names or getattr(dataset, "class_names", None) or getattr(dataset, "classes", None) or ())
-    with locked(path / ".lock", path):
+    with ExitStack() as held:
+        if not _wait_for_lock(path, held):
+            return Pack(path)
         sweep(path)
-        todo = list(_missing(path, len(dataset)))
+        todo = list(_missing(path, len(dataset), together))
         done = len(dataset) - sum(end - first for first, end in todo)
         with bar("pack", len(dataset), progress, done) as advance:
             arguments = {"dataset": dataset, "folder": path}
-            for (first, end), _ in pool.run(Packer, arguments, todo, min(workers, max(len(todo), 1))):
+            for (first, end), _ in pool.run(Packer, arguments, todo, max(min(workers, len(todo)), 1)):
                 advance(end - first)
-        facts = {"version": VERSION, "examples": len(dataset), "class_names": list(map(str, names))}
+        facts = {"version": VERSION, "items": len(dataset), "class_names": list(map(str, names))}
         facts |= {"shards": [shard.name for shard in _shards(path)], "about": dict(about or {})}
         write_whole(path / INDEX, json.dumps(facts).encode())
     return Pack(path)
 
 
-def _missing(folder: Path, count: int) -> Iterator[tuple[int, int]]:
-    """Ranges (first, end) of examples that are in no shard yet. Ranges do not depend on the number of processes."""
-    step = min(max(count // 64, 16), 4096)
+def _wait_for_lock(path: Path, held: ExitStack) -> bool:
+    """Take the lock of a pack's writer; False if another process completes the pack while this one waits."""
+    waits = False
+    while True:
+        try:
+            held.enter_context(locked(path / ".lock", path))
+        except ValueError:
+            if not waits:
+                print(f"waiting for another process, which writes {path}", file=sys.stderr, flush=True)
+            waits = True
+            time.sleep(0.2)
+        else:
+            return not (path / INDEX).is_file()
+
+
+def _missing(folder: Path, count: int, together: int) -> Iterator[tuple[int, int]]:
+    """Ranges (first, end) of items that are in no shard yet. Ranges do not depend on the number of processes."""
+    step = min(max(count // 64, together), 4096)
     ends = dict(map(_range, _shards(folder)))
     for first in range(0, count, step):
         end = min(first + step, count)
@@ -104,7 +143,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _range(shard: Path) -> tuple[int, int]:
-    """The numbers of a shard's first example and of the one behind its last, from its name."""
+    """The numbers of a shard's first item and of the one behind its last, from its name."""
     first, _, end = shard.stem.partition("-")
     if not (first.isdigit() and end.isdigit()):
         raise FormatError(shard, f"not a shard of a pack. {_AGAIN}")
@@ -112,44 +151,64 @@ def _range(shard: Path) -> tuple[int, int]:
 
 
 class Packer:
-    """Writes the shards of a range of examples."""
+    """Writes the shards of a range of items."""
 
     def __init__(self, dataset: Any, folder: Path) -> None:
         self.dataset, self.folder = dataset, folder
 
     def __call__(self, job: tuple[int, int]) -> None:
         first, end = job
-        columns: dict[str, list[np.ndarray]] = {}
-        meta: dict[str, str] | None = None
-        size = 0
+        shard = _Shard()
         for i in range(first, end):
-            arrays, facts = _arrays(self.dataset, i)
-            if meta is not None and facts != meta:
-                raise ValueError(
-                    f"pack: example {i} is {facts}, and those before it are {meta}. Give examples of one kind."
-                )
-            meta = facts
-            for name, array in arrays.items():
-                columns.setdefault(name, []).append(array)
-            size += sum(array.nbytes for array in arrays.values())
-            if size > SHARD_BYTES or i + 1 == end:
-                self._write(first, i + 1, columns, meta)
-                first, columns, size = i + 1, {}, 0
+            shard.add(self.dataset, i)
+            if shard.bytes > SHARD_BYTES or i + 1 == end:
+                shard.write(self.folder / f"{first:010d}-{i + 1:010d}.safetensors")
+                first, shard = i + 1, _Shard(shard.meta)
 
-    def _write(self, first: int, end: int, columns: dict[str, list[np.ndarray]], meta: dict[str, str]) -> None:
+
+class _Shard:
+    """The items of one file until it is written; `meta` is that of the shards before it."""
+
+    def __init__(self, meta: dict[str, str] | None = None) -> None:
+        self.columns: dict[str, list[np.ndarray]] = {}
+        self.meta, self.facts, self.bytes = meta, dict[int, Any](), 0
+
+    def add(self, dataset: Any, i: int) -> None:
+        item = dataset[i]
+        if not isinstance(item, Item):
+            item = Item([item])
+        if item.facts:
+            self.facts[i] = dict(item.facts)
+        for example, label in item.examples:
+            arrays, meta = _arrays(dataset, i, example, label)
+            if self.meta is not None and meta != self.meta:
+                raise ValueError(
+                    f"pack: example {i} is {meta}, and those before it are {self.meta}. Give examples of one kind."
+                )
+            self.meta = meta
+            for name, array in arrays.items():
+                self.columns.setdefault(name, []).append(array)
+            self.bytes += sum(array.nbytes for array in arrays.values())
+
+    def write(self, path: Path) -> None:
         arrays, digest = {}, hashlib.blake2b(digest_size=16)
-        for name in list(columns):
-            arrays[name] = np.ascontiguousarray(np.concatenate(columns.pop(name)))
-            digest.update(name.encode() + arrays[name].tobytes())
-        meta = {**meta, "digest": digest.hexdigest()}
-        with whole_file(self.folder / f"{first:010d}-{end:010d}.safetensors") as file:
-            save_file(arrays, file.name, meta)
+        for name in list(self.columns):
+            arrays[name] = np.ascontiguousarray(np.concatenate(self.columns.pop(name)))
+            digest.update(name.encode())
+            digest.update(arrays[name].reshape(-1).view(np.uint8).data)
+        meta = {**(self.meta or {}), "digest": digest.hexdigest(), "facts": json.dumps(self.facts)}
+        with whole_file(path) as file:
+            try:
+                save_file(arrays, file.name, meta)
+            except SafetensorError as error:
+                # safetensors says the number of the system's error in its text alone.
+                number = re.search(r"os error (\d+)", str(error))
+                raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
             file.seek(0, os.SEEK_END)
 
 
-def _arrays(dataset: Any, i: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Example i as arrays of a shard, and what all examples of a pack have in common."""
-    example, label = dataset[i]
+def _arrays(dataset: Any, i: int, example: Any, label: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """An example of item i as arrays of a shard, and what all examples of a pack have in common."""
     if isinstance(example, np.ndarray) and example.dtype.names:
         example = Events.of(example, dataset.sensor_size)
     elif isinstance(example, Tensor | np.ndarray) and example.ndim == 2:
@@ -166,7 +225,9 @@ def _arrays(dataset: Any, i: int) -> tuple[dict[str, np.ndarray], dict[str, str]
     else:
         raise TypeError(f"pack: example {i} is {type(example).__name__}. Give gl.Events with polarity, or gl.Cloud.")
     arrays |= {f"{ROW}{name}": np.ascontiguousarray(values.cpu().numpy()) for name, values in example.rows.items()}
-    arrays |= {"size": np.array([len(example)], np.int64), "label": labels[None], "start": start}
+    numbers = {"size": len(example), "item": i}
+    arrays |= {name: np.array([number], np.int64) for name, number in numbers.items()}
+    arrays |= {"label": labels[None], "start": start}
     types = {name: f"{values.dtype} {tuple(values.shape[1:])}" for name, values in example.rows.items()}
     return arrays, facts | {"rows": json.dumps(types), "label": f"{labels.dtype} {labels.shape}"}
 
@@ -194,9 +255,14 @@ def _words(events: Events, i: int) -> tuple[np.ndarray, np.ndarray]:
     return word.numpy(), start.numpy()
 
 
-def events_of(word: Tensor, start: Tensor, splits: Tensor, sensor: tuple[int, int], rows: Rows) -> Events:
-    """The recordings that `word` (S) holds, on its device; `start` (B) are the times of their first events."""
-    across, down = bits_of(sensor)
+def events_of(
+    word: Tensor, start: Tensor, splits: Tensor, bits: tuple[int, int], sensor: tuple[int, int], rows: Rows
+) -> Events:
+    """The recordings that `word` (S) holds, on its device.
+
+    `start` (B) are the times of their first events, `bits` those of x and y in a word.
+    """
+    across, down = bits
     x = word >> 1 & (1 << across) - 1
     y = word >> 1 + across & (1 << down) - 1
     begin = torch.repeat_interleave(start, splits.diff(), output_size=len(word))
@@ -207,15 +273,15 @@ def events_of(word: Tensor, start: Tensor, splits: Tensor, sensor: tuple[int, in
 
 @dataclass(frozen=True)
 class PackFile:
-    """One open file: where its arrays are."""
+    """A shard: where its arrays are. Its file stays open if it has a `handle`."""
 
     path: Path
-    handle: int
+    handle: int | None
     arrays: dict[str, tuple[np.dtype, tuple[int, ...], int]]  # name -> type, shape, position
     meta: dict[str, str]
 
     @classmethod
-    def open(cls, path: Path) -> PackFile:
+    def open(cls, path: Path, stays_open: bool = True) -> PackFile:
         try:
             size = path.stat().st_size
             with path.open("rb") as file:
@@ -225,23 +291,29 @@ class PackFile:
                 header = json.loads(file.read(length))
                 meta = header.pop("__metadata__", {})
                 arrays = {name: _place(entry, 8 + length, size) for name, entry in header.items()}
-                return cls(path, os.dup(file.fileno()), arrays, meta)
+                return cls(path, os.dup(file.fileno()) if stays_open else None, arrays, meta)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError(path, f"not a whole shard of a pack: {error}. {_AGAIN}") from None
 
     def __del__(self) -> None:
-        os.close(self.handle)
+        if self.handle is not None:
+            os.close(self.handle)
 
     def read(self, name: str, first: int, out: np.ndarray) -> None:
         """Fill `out` with rows of an array, from row `first` on. The GIL is released."""
         dtype, shape, at = self.arrays[name]
         position = at + first * dtype.itemsize * math.prod(shape[1:])
         view = memoryview(out.reshape(-1).view(np.uint8).data)
-        while len(view):
-            count = os.preadv(self.handle, [view], position)
-            if not count:
-                raise FormatError(self.path, f"it has become shorter. {_AGAIN}")
-            view, position = view[count:], position + count
+        handle = os.open(self.path, os.O_RDONLY) if self.handle is None else self.handle
+        try:
+            while len(view):
+                count = os.preadv(handle, [view], position)
+                if not count:
+                    raise FormatError(self.path, f"it has become shorter. {_AGAIN}")
+                view, position = view[count:], position + count
+        finally:
+            if self.handle is None:
+                os.close(handle)
 
     def whole(self, name: str) -> np.ndarray:
         dtype, shape, _ = self.arrays[name]
@@ -275,18 +347,20 @@ class Pack:
     Attributes:
         labels: (N, ...) the label of each example.
         splits: (N + 1) where each example begins, counted in points or events over the whole pack.
+        items: (N) the item of the data set that each example came from.
+        facts: what each item said of itself, by its number.
         class_names: names of the classes.
-        sensor: (width, height) of recordings, None of clouds.
+        sensor: (width, height) of recordings, None of clouds: the largest that items say, else that of all.
         about: further facts that `pack` was given.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            facts = json.loads((self.path / INDEX).read_bytes())
-            names, count, self.about = facts["shards"], int(facts["examples"]), dict(facts["about"])
-            self.class_names = [str(name) for name in facts["class_names"]]
-            if facts["version"] != VERSION or any(Path(name).name != name for name in names) or not names:
+            index = json.loads((self.path / INDEX).read_bytes())
+            names, count, self.about = index["shards"], int(index["items"]), dict(index["about"])
+            self.class_names = [str(name) for name in index["class_names"]]
+            if index["version"] != VERSION or any(Path(name).name != name for name in names) or not names:
                 raise ValueError("it is of another version, or was changed")
         except FileNotFoundError:
             raise FileNotFoundError(
@@ -294,15 +368,16 @@ class Pack:
             ) from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError(self.path / INDEX, f"not the index of a pack: {error}. {_AGAIN}") from None
-        self.shards = [PackFile.open(self.path / name) for name in names]
+        self.shards = [PackFile.open(self.path / name, k < OPEN_SHARDS) for k, name in enumerate(names)]
         self._check(count)
         columns = {name: np.concatenate([s.whole(name) for s in self.shards]) for name in _PER_EXAMPLE}
         self.labels, self.starts = torch.from_numpy(columns["label"]), torch.from_numpy(columns["start"])
         if np.issubdtype(columns["label"].dtype, np.integer):
             self.labels = self.labels.long()
+        self.items = torch.from_numpy(columns["item"])
         self.splits = torch.from_numpy(np.concatenate([[0], np.cumsum(columns["size"])]))
         # The first example and the first row of each shard.
-        self.first = np.array([_range(shard.path)[0] for shard in self.shards] + [count])
+        self.first = np.cumsum([0, *(shard.arrays["size"][1][0] for shard in self.shards)])
         self._rows = self.splits.numpy()[self.first]
         for k, shard in enumerate(self.shards):
             if any(shard.arrays[name][1][0] != self._rows[k + 1] - self._rows[k] for name in self.columns):
@@ -314,17 +389,21 @@ class Pack:
         for shard in self.shards:
             first, last = _range(shard.path)
             alike = _common(shard) == meta and shard.arrays.keys() == names and {*_PER_EXAMPLE} < names
-            if first != end or not alike or any(shard.arrays[n][1][:1] != (last - first,) for n in _PER_EXAMPLE):
+            if first != end or not alike or len({shard.arrays[name][1][:1] for name in _PER_EXAMPLE}) > 1:
                 raise FormatError(shard.path, f"it does not go with the other shards. {_AGAIN}")
             end = last
         if end != count:
-            raise FormatError(self.path / INDEX, f"there are {end} of {count} examples. {_AGAIN}")
+            raise FormatError(self.path / INDEX, f"there are {end} of {count} items. {_AGAIN}")
         try:
+            self.facts = {int(i): dict(f) for s in self.shards for i, f in json.loads(s.meta["facts"]).items()}
             self.is_events = meta["kind"] == "events"
             self.sensor: Any = tuple(map(int, json.loads(meta["sensor"]))) if self.is_events else None
+            self.bits = bits_of(self.sensor) if self.is_events else (0, 0)
+            if sensors := [facts["sensor"] for facts in self.facts.values() if "sensor" in facts]:
+                self.sensor = max(int(width) for width, _ in sensors), max(int(height) for _, height in sensors)
             self.directions = () if self.is_events else tuple(json.loads(meta["directions"]))
             self.row_names = list(json.loads(meta["rows"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError(self.shards[0].path, f"its metadata is damaged: {error}. {_AGAIN}") from None
         self.columns = ["word" if self.is_events else "coords", *(f"{ROW}{name}" for name in self.row_names)]
         if {*self.columns, *_PER_EXAMPLE} != names:
@@ -344,10 +423,11 @@ class Pack:
 
     def __getstate__(self) -> dict[str, Any]:
         # Files are opened anew in another process.
-        return {"path": self.path}
+        return {"path": self.path, "sensor": self.sensor}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["path"])
+        self.sensor = state["sensor"]
 
     def __getitem__(self, i: int) -> tuple[Events | Cloud, Any]:
         """Example i and its label: a pack is a map-style data set."""
@@ -362,20 +442,30 @@ class Pack:
         Of each example at most the first `most` points or events are read.
         """
         device = torch.device(device)
+        return self.batch(index, self.load(index, device.type == "cuda", most), device, most)
+
+    def load(self, index: Tensor, pinned: bool = False, most: int | None = None) -> dict[str, Tensor]:
+        """The columns of the examples `index` on the CPU, for `batch`."""
         sizes = self.sizes_of(index, most).numpy()
         begins = np.concatenate([[0], np.cumsum(sizes)])
-        columns = {name: self._column(name, int(begins[-1]), device.type == "cuda") for name in self.columns}
+        columns = {name: self._column(name, int(begins[-1]), pinned) for name in self.columns}
         # In the order of the disk, a few shares for each thread.
         order = np.argsort(index.numpy(), kind="stable")
         parts = min(len(order), 4 * num_threads())
         jobs = [(part,) for part in np.array_split(order, max(parts, 1))]
         in_threads(partial(self._fill, columns, index.numpy(), begins), jobs)
+        return columns
+
+    def batch(self, index: Tensor, columns: Mapping[str, Tensor], device: torch.device, most: int | None = None) -> Any:
+        """The ragged batch of examples `index` from the columns that `load` read, on `device`."""
+        sizes = self.sizes_of(index, most)
         moved = {name: column.to(device, non_blocking=True) for name, column in columns.items()}
-        splits = torch.from_numpy(begins).to(device)
+        splits = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(device)
         rows = Rows({name: moved[f"{ROW}{name}"] for name in self.row_names})
-        if self.is_events:
-            return events_of(moved["word"], self.starts[index].to(device), splits, self.sensor, rows).trusted()
-        return Cloud.made(coords=moved["coords"], splits=splits, rows=rows, directions=self.directions)
+        if not self.is_events:
+            return Cloud.made(coords=moved["coords"], splits=splits, rows=rows, directions=self.directions)
+        start = self.starts[index].to(device)
+        return events_of(moved["word"], start, splits, self.bits, self.sensor, rows).trusted()
 
     def sizes_of(self, index: Tensor, most: int | None = None) -> Tensor:
         """(B) points or events of the examples `index`, of which at most the first `most` count."""
@@ -390,39 +480,47 @@ class Pack:
 
     def _fill(self, columns: Mapping[str, Tensor], index: np.ndarray, begins: np.ndarray, share: np.ndarray) -> None:
         """Read the examples index[share] to their places."""
-        splits = self.splits.numpy()
-        for place in share.tolist():
-            i = int(index[place])
-            k = int(np.searchsorted(self.first, i, side="right")) - 1
+        splits, shards = self.splits.numpy(), np.searchsorted(self.first, index[share], side="right") - 1
+        for place, k in zip(share.tolist(), shards.tolist()):
             a, b = int(begins[place]), int(begins[place + 1])
+            row = int(splits[index[place]] - self._rows[k])
             for name, column in columns.items():
-                self.shards[k].read(name, int(splits[i] - self._rows[k]), column.numpy()[a:b])
+                self.shards[k].read(name, row, column.numpy()[a:b])
 
 
 def _common(shard: PackFile) -> dict[str, str]:
     """What all shards of a pack have in common."""
-    return {name: value for name, value in shard.meta.items() if name != "digest"}
+    return {name: value for name, value in shard.meta.items() if name not in ("digest", "facts")}
 
 
-def digest_of_files(files: Sequence[Path], root: Path, record: Path) -> str:
+def digest_of_files(files: Sequence[Path], root: Path, record: Path | None = None, progress: bool = False) -> str:
     """Names the content of files and their places below `root`.
 
-    The file `record` remembers the content of each file. A file is read again only if its size or time has changed.
+    The file `record` remembers the content of each file. A file is read again only if its size or the time of its last
+    change is another.
     """
-    try:
-        before = json.loads(record.read_bytes())
-        known = {str(path): tuple(facts) for path, facts in before.items()}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        known = {}
-    now = {}
-    for path in files:
-        name, stat = os.path.relpath(path, root), path.stat()
-        facts = known.get(name)
-        if facts is None or facts[:2] != (stat.st_size, stat.st_mtime_ns):
-            with path.open("rb") as file:
-                facts = (stat.st_size, stat.st_mtime_ns, hashlib.file_digest(file, "blake2b").hexdigest()[:32])
-        now[name] = facts
-    if now != known:
-        write_whole(record, json.dumps(known | now).encode())
-    content = sorted((name, size, digest) for name, (size, _, digest) in now.items())
+    known = {} if record is None else _recorded(record)
+    with bar("check", len(files), progress) as advance:
+
+        def state_of(path: Path) -> tuple[str, tuple[int, int, str]]:
+            name, stat = os.path.relpath(path, root), path.stat()
+            state = known.get(name)
+            if state is None or state[:2] != (stat.st_size, stat.st_mtime_ns):
+                with path.open("rb") as file:
+                    state = stat.st_size, stat.st_mtime_ns, hashlib.file_digest(file, "blake2b").hexdigest()[:32]
+            advance(1)
+            return name, state
+
+        states = dict(in_threads(state_of, [(path,) for path in files]))
+    if record is not None and any(known.get(name) != state for name, state in states.items()):
+        write_whole(record, json.dumps(known | states).encode())
+    content = sorted((name, size, digest) for name, (size, _, digest) in states.items())
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=10).hexdigest()
+
+
+def _recorded(record: Path) -> dict[str, tuple[int, int, str]]:
+    """Size, time and content of files, by name, as `digest_of_files` wrote them; nothing if that cannot be read."""
+    try:
+        return {str(name): (int(a), int(b), str(c)) for name, (a, b, c) in json.loads(record.read_bytes()).items()}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return {}

@@ -2,9 +2,9 @@
 
     data = gl.Precomputed(ModelNet40(root, transform=gl.augment.Jitter()), "cache/", model.plan, repeats=8)
 
-The files lie in a folder of their own below the given one, named by a key: the plan, the settings of the augmentation,
-the data set's kind and length, the seed and the version. What the key does not cover, such as another label, another
-point, or another line in a function that the data set calls, is found by comparing the examples: see `check`.
+The files (`shards.py`) lie in a folder of their own below the given one. Its name is a key: the plan, the settings of
+the augmentation, the data set's kind and length, the seed and the version. Other changes, such as another label or
+point, or another line in a function that the data set calls, are found by comparing the examples: see `check`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gridless.kernels.progress import bar
 from gridless.plan import Plan
 from gridless.structures import Cloud
 
-# Files a process keeps open: each costs it a file descriptor.
+# Files that a process keeps mapped.
 _OPEN = 256
 # A file, its repeat, and the examples in it.
 _File = tuple[Path, int, range]
@@ -288,14 +288,14 @@ def _load_kernels(plan: Any) -> None:
     generator, threads = torch.Generator().manual_seed(0), torch.get_num_threads()
     # A process with threads is not forked safely.
     torch.set_num_threads(1)
-    # What these points do not have, such as rows, or are too few for, the processes find out by themselves.
+    # Best effort: these points may lack rows or be too few, and then each process compiles by itself.
     with suppress(Exception):
         plan(Cloud.of(10 * radius * torch.rand(2000, settings[0]["dim"], generator=generator, device="cpu")))
     torch.set_num_threads(threads)
 
 
 def _trace(example: Any) -> tuple[str, list[float]]:
-    """What tells an example from others: a digest of what is compared to the bit, and two sums of each real tensor."""
+    """Identifies an example: a digest of all that is compared to the bit, and three sums of each real tensor."""
     shape, leaves = flatten(example)
     exact, sums = hashlib.sha256(json.dumps(shape).encode()), []
     for leaf in leaves.values():
@@ -317,7 +317,7 @@ def _trace(example: Any) -> tuple[str, list[float]]:
 
 
 def _alike(known: Any, now: tuple[str, list[float]]) -> bool:
-    """Whether two traces are of the same example. Sums up to rounding: another machine may round a sine differently."""
+    """True if two traces are of the same example. Sums may differ by rounding: machines round a sine differently."""
     try:
         if known[0] != now[0] or len(known[1]) != len(now[1]):
             return False
@@ -328,7 +328,7 @@ def _alike(known: Any, now: tuple[str, list[float]]) -> bool:
 
 
 def describe(dataset: Any, plan: Plan | None, seed: int, shard: int, version: str) -> dict[str, Any]:
-    """What decides the contents of the files, in words."""
+    """The settings that decide the contents of the files, in words."""
     return {
         **_data(dataset),
         "plan": None if plan is None else plan.text,
@@ -343,7 +343,7 @@ def _data(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, Subset):
         places = hashlib.sha256(" ".join(str(int(i)) for i in dataset.indices).encode()).hexdigest()[:16]
         whole = _data(dataset.dataset)
-        # Of a part of a part, both.
+        # A part of a part names both.
         return {**whole, "subset": " of ".join([f"{len(dataset)} {places}", *filter(None, [whole.get("subset")])])}
     if isinstance(dataset, ConcatDataset):
         return {"parts": [_data(part) for part in dataset.datasets]}

@@ -1,4 +1,4 @@
-"""How the points of a file become what a network sees, the same way in training and in prediction."""
+"""Prepares the points of a file for a network, the same way in training and in prediction."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TURNS = {"x": ((1, 0, 2), (-1, 1, 1)), "y": ((0, 1, 2), (1, 1, 1)), "z": ((0, 2
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to the points of a file: they are turned, y up, centred, and scaled to the unit sphere."""
+    """Settings of the preparation: points are turned y up, centred, and scaled to the unit sphere."""
 
     up: str = "y"
     """The axis that points up in the file: x, y or z."""
@@ -38,8 +38,8 @@ class Preparation:
     block: float | None = None
     """Cut a cloud into columns of this side, in the file's units, each an example about its middle, in that scale."""
     scales: Mapping[str, int] = field(default_factory=dict)
-    """What features were divided by in training, by name, as `scale` says; files of another type are refused. Training
-    fills it in."""
+    """Divisors of the features in training, by name (see `scale`); files of another type are refused. Training fills it
+    in."""
 
     def __post_init__(self) -> None:
         if self.up not in _TURNS:
@@ -83,7 +83,7 @@ def read_points(
 
 
 def is_finite(cloud: Cloud) -> Tensor:
-    """Which points have a place, (S) bool: sensors give NaN for what does not come back."""
+    """True for points that have a place, (S) bool: sensors give NaN for returns that do not come back."""
     return cloud.coords.isfinite().all(1)
 
 
@@ -155,7 +155,7 @@ def _feature(cloud: Cloud, name: str, what: str, how: Preparation) -> Tensor:
 
 
 def scale(dtype: torch.dtype) -> int:
-    """What features of a type are divided by. Readers give int32 for what has two bytes, and for nothing else."""
+    """The divisor of features of a type. Readers give int32 for numbers of two bytes, and for nothing else."""
     return {torch.uint8: 255, torch.int32: 65535}.get(dtype, 1)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gridless.data.files import FileState, state_of
 from gridless.kernels.progress import bar
 from gridless.kernels.threads import in_threads
 
@@ -22,7 +23,7 @@ class Readings:
 
     def __init__(self) -> None:
         self.key: Any = None
-        self._entries: dict[Path, tuple[tuple[int, int], Any]] = {}
+        self._entries: dict[Path, tuple[FileState | None, Any]] = {}
         self._lock = threading.Lock()
 
     def select(self, key: Any) -> None:
@@ -34,18 +35,13 @@ class Readings:
     def get(self, path: Path) -> Any:
         """The reading of this file, or None if there is none or the file has changed."""
         state, reading = self._entries.get(path, (None, None))
-        return reading if state is not None and state == _state(path) else None
+        return reading if state is not None and state == state_of(path) else None
 
     def keep(self, path: Path, reading: Any) -> None:
-        self._entries[path] = _state(path), reading
+        self._entries[path] = state_of(path), reading
 
 
 READINGS = Readings()
-
-
-def _state(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
 
 
 def read_files(
@@ -64,7 +60,7 @@ def read_files(
                 reading = cached(path)
                 return read(path) if reading is None else reading
             except (ValueError, OSError) as error:
-                errors.append(str(error))
+                errors.append(str(error).rstrip("."))
                 return None
             finally:
                 advance(1)

@@ -76,6 +76,7 @@ def gather_list(x, ids, work, at, stride, axes):
 
 @njit(nogil=True, cache=True, inner=True)
 def _push(stack, node, t_at, t_stride, t_count, s_at, s_stride, s_count, free, useless):
+    """Put a node on the stack: its targets, its sources, the free space, and the halvings that did not help."""
     stack[node, 0], stack[node, 1], stack[node, 2] = t_at, t_stride, t_count
     stack[node, 3], stack[node, 4], stack[node, 5] = s_at, s_stride, s_count
     stack[node, 6], stack[node, 7] = free, useless

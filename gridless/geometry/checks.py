@@ -26,16 +26,16 @@ def check_clouds(what: str, source: Cloud, target: Cloud) -> None:
     """
     for role, cloud in (("source", source), ("target", target)):
         if not isinstance(cloud, Cloud):
-            raise TypeError(f"{what}: {role} must be a Cloud, not {type(cloud).__name__}: use Cloud.of(x)")
+            raise TypeError(f"{what}: {role} must be a Cloud, not {type(cloud).__name__}. Use Cloud.of(x).")
     if source is not target:
         if source.dim != target.dim:
             raise ValueError(f"{what}: source has {source.dim} dimensions, target {target.dim}")
         if source.coords.dtype != target.coords.dtype:
             raise TypeError(
-                f"{what}: source is {source.coords.dtype}, target {target.coords.dtype}: convert one of them"
+                f"{what}: source is {source.coords.dtype}, target {target.coords.dtype}. Convert one of them."
             )
         if source.device != target.device:
-            raise ValueError(f"{what}: source is on {source.device}, target on {target.device}: move one with .to(...)")
+            raise ValueError(f"{what}: source is on {source.device}, target on {target.device}. Move one by .to(...).")
         if source.num_examples != target.num_examples:
             raise ValueError(
                 f"{what}: source has {source.num_examples} examples, target {target.num_examples}: "
@@ -62,16 +62,16 @@ def check_finite(what: str, cloud: Cloud) -> None:
 def check_cloud(what: str, cloud: Cloud) -> None:
     """Refuse what is not a cloud of finite points."""
     if not isinstance(cloud, Cloud):
-        raise TypeError(f"{what}: expected a Cloud, not {type(cloud).__name__}: use Cloud.of(x)")
+        raise TypeError(f"{what}: expected a Cloud, not {type(cloud).__name__}. Use Cloud.of(x).")
     check_finite(what, cloud)
 
 
 def check_near(what: str, cloud: Cloud, near: Edges) -> None:
     """Refuse edges that do not join a cloud to itself; edges that our own searches made are not read."""
     if not isinstance(near, Edges):
-        raise TypeError(f"{what}: near must be Edges, not {type(near).__name__}: use ball(cloud, cloud, radius)")
+        raise TypeError(f"{what}: near must be Edges, not {type(near).__name__}. Use ball(cloud, cloud, radius).")
     if near.device != cloud.device:
-        raise ValueError(f"{what}: near is on {near.device}, the cloud on {cloud.device}: move one with .to(...)")
+        raise ValueError(f"{what}: near is on {near.device}, the cloud on {cloud.device}. Move one with .to(...).")
     if near.num_source != len(cloud) or near.num_target != len(cloud):
         raise ValueError(
             f"{what}: near joins {near.num_source} sources to {near.num_target} targets, but the cloud has "
@@ -120,7 +120,7 @@ def check_edge_count(what: str, count: int) -> None:
     """Refuse more edges than an int32 can number; called before they are allocated."""
     if count > MAX_EDGES:
         raise ValueError(
-            f"{what}: {count} edges are more than {MAX_EDGES}: take a smaller radius, set limit=, or cut the batch"
+            f"{what}: {count} edges are more than {MAX_EDGES}. Take a smaller radius, set limit=, or cut the batch."
         )
 
 

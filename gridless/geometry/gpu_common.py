@@ -159,6 +159,7 @@ def example_of(splits, row, examples):
 
 @triton.jit(do_not_specialize=["rows"])
 def _partial_facts(coords, partial, rows, D: tl.constexpr, ROWS: tl.constexpr):
+    """Facts about a share of the rows, which `_facts` joins."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     bad = tl.zeros([ROWS], tl.int32)

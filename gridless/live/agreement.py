@@ -1,7 +1,7 @@
 """A program is compared with the network it was read from, before anything runs it.
 
-`torch.fx` sees what a forward does to its values. It does not see Python that asks what a value is, nor what runs
-around the forward. A `Session` runs the forward itself: where the program answers otherwise, it is refused.
+`torch.fx` sees the operations of a forward on its values. It does not see Python that asks for the type of a value, nor
+code around the forward. A `Session` runs the forward itself; a program that answers otherwise is refused.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from gridless.live.reading import REMEDY, Untouched, apart, eager, private_copy
 from gridless.live.session import Session
 from gridless.structures import Events
 
-# Generated events, and the packets that they come in.
+# Generated events, and the sizes of their packets.
 EVENTS, PACKETS = 200, (50, 150)
 
-# Microseconds of them, where the network has no windows.
+# Microseconds of these events, if the network has no windows.
 SPAN = 30_000
 
-# How far the logits may be apart, as a part of the largest: float32 rounding. A network that amplifies rounding is
-# given as many times its own error, of which no more than LARGEST counts.
+# Largest difference of the logits, relative to the largest logit: float32 rounding. A network that amplifies rounding
+# may differ by TIMES its own error in float32, of which at most LARGEST counts.
 TOLERANCE, TIMES, LARGEST = 2e-5, 8, 1e-3
 
 Answers = list[tuple[int, Tensor]]
 
 
 def compare(model: nn.Module, program: Program, run: Callable[[Program], Stream]) -> None:
-    """Refuse a program that does not answer as its network does. `run` makes a stream of a program.
+    """Refuse a program whose answers differ from its network's. `run` makes a stream of a program.
 
-    Both take in the same few hundred generated events. Their LIF layers fire about once for each event, whatever the
-    thresholds of the network are, so that every level has events. Levels that no event can reach, because a stride is
-    larger than the kernel, have none in the network either.
+    Both take in the same generated events. Their LIF layers get other thresholds, with which they fire about once for
+    each event, so that every level has events. A level that no event can reach, because a stride is larger than the
+    kernel, has none in the network either.
     """
     model, sensor = eager(model), program.streams[0].sensor
     span = SPAN if program.duration is None else program.duration * 3 // 2
@@ -61,13 +61,13 @@ def _message(model: nn.Module, difference: float) -> str:
         causes = "the forward hooks that are registered for all modules"
     return (
         f"stream: the program of {type(model).__name__} differs from its forward by {difference:.2g} of the largest "
-        f"logit. forward depends on something that torch.fx does not see, such as {causes}: write it without, or "
-        f"{REMEDY}"
+        f"logit. forward depends on something that torch.fx does not see, such as {causes}. Write it without, or "
+        f"{REMEDY}."
     )
 
 
 def _forward_answers(model: nn.Module, firing: dict[str, float], events: Events, double: bool = False) -> Answers:
-    """Those of a session, with LIF layers that fire easily."""
+    """Answers of a session, with LIF layers that fire easily."""
     model = private_copy(model)
     plan = model.plan
     for name, step in plan.steps.items():  # type: ignore[union-attr]
@@ -86,7 +86,7 @@ def _forward_answers(model: nn.Module, firing: dict[str, float], events: Events,
 
 
 def _rounding(model: nn.Module, firing: dict[str, float], events: Events, expected: Answers) -> float:
-    """How far the answers of a session in float64 are; 0 where forward has values of another type."""
+    """Difference to a session in float64; 0 if forward has values of another type."""
     try:
         return _difference(expected, _forward_answers(model, firing, events, double=True))
     except RuntimeError:
@@ -107,7 +107,7 @@ def _generated(sensor: tuple[int, int], span: int) -> Events:
 
 
 def _answers(stream: Stream, events: Events) -> Answers:
-    """All that the packets bring, and the prediction at the end."""
+    """All predictions of the packets, and the one at the end."""
     answers, at = [], 0
     for size in PACKETS:
         answers += [tuple(prediction) for prediction in stream.push(events[at : at + size])]
@@ -116,7 +116,7 @@ def _answers(stream: Stream, events: Events) -> Answers:
 
 
 def _difference(answers: Answers, expected: Answers) -> float:
-    """The largest, as a part of the largest logit; infinite where there are others, or others that are not finite."""
+    """Largest difference, relative to the largest logit; infinite for other times, or other places of NaN."""
     if [time for time, _ in answers] != [time for time, _ in expected]:
         return float("inf")
     a, b = (torch.stack([logits.double() for _, logits in part]) for part in (answers, expected))

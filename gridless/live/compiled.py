@@ -24,18 +24,18 @@ _CALLBACK = CFUNCTYPE(None, c_void_p, c_int64, POINTER(c_float))
 
 
 def _settings(text: str) -> tuple[Any, ...]:
-    """Bits, chunk and name with which a network was exported; nothing where the text is no such network's."""
+    """Bits, chunk and name of an exported network.c; nothing for another text."""
     lines = (r"^#define CHUNK ([1-9]\d{0,6})$", r"^#define SMALL ([01])$", r"^size_t ([A-Za-z]\w*)_bytes\(void\)")
-    said = re.search(".*?".join(lines), text, re.MULTILINE | re.DOTALL | re.ASCII)
-    return (16 if said[2] == "1" else 32, min(int(said[1]), MOST), said[3]) if said else ()
+    match = re.search(".*?".join(lines), text, re.MULTILINE | re.DOTALL | re.ASCII)
+    return (16 if match[2] == "1" else 32, min(int(match[1]), MOST), match[3]) if match else ()
 
 
 class Compiled(ProgramStream):
-    """A live stream through `network.c` in a folder: what a board or a robot will compute, to the bit.
+    """A live stream through `network.c` in a folder: the same bits as on a board or a robot.
 
-    The folder is written by `gl.export` unless it holds this very network already, with 32 bits or 16, any chunk and
-    any name. It is compiled with the C compiler of this machine. Used as an `Engine`; it keeps no features. Copies of
-    the stream run the same file.
+    `gl.export` writes the folder, unless it holds this very network already, with 32 or 16 bits, any chunk and any
+    name. The C compiler of this machine compiles it. Use it as an `Engine`; it keeps no features. Copies of the stream
+    run the same file.
     """
 
     _parts = (*ProgramStream._parts, "_path", "_prefix")
@@ -56,7 +56,7 @@ class Compiled(ProgramStream):
         self._build()
 
     def _written(self) -> tuple[Writer, str]:
-        """A writer with the settings of what the folder holds, and the text there."""
+        """A writer with the settings of the folder's network, and the folder's text."""
         code = self._folder / "network.c"
         text = code.read_text("utf-8") if code.is_file() else ""
         return Writer(self.program, *_settings(text)), text
@@ -64,8 +64,8 @@ class Compiled(ProgramStream):
     def _build(self) -> None:
         if not self._path.is_file():
             raise FileNotFoundError(
-                f"stream: {self._path}, which this stream ran, is gone: make it again with gl.stream(model, "
-                f"compiled={str(self._path.parent)!r})"
+                f"stream: {self._path}, which this stream ran, is gone. Make it again with gl.stream(model, "
+                f"compiled={str(self._path.parent)!r})."
             )
         library = CDLL(str(self._path))
         push, size, reset, predict = (library[f"{self._prefix}_{n}"] for n in ("push", "bytes", "reset", "predict"))
@@ -76,12 +76,12 @@ class Compiled(ProgramStream):
         self._push, self._reset, self._predict = push, reset, predict
         self._state = lines(size()).view(np.int64)
         self._logits = np.zeros(self.program[self.program.output].channels, np.float32)
-        self._found: list[Prediction] = []
-        self._tell = _CALLBACK(self._predicted)
+        self._predictions: list[Prediction] = []
+        self._callback = _CALLBACK(self._predicted)
 
     def _predicted(self, user: Any, time: int, logits: Any) -> None:
         values = np.ctypeslib.as_array(logits, self._logits.shape).copy()
-        self._found.append(Prediction(time, torch.from_numpy(values)))
+        self._predictions.append(Prediction(time, torch.from_numpy(values)))
 
     @alone
     def reset(self) -> None:
@@ -94,14 +94,14 @@ class Compiled(ProgramStream):
         records = np.empty(len(events), RECORD)
         records["t"], records["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
         records["x"], records["y"] = events.pixel.numpy().T
-        self._found = []
-        bad = self._push(self._state.ctypes.data, records.ctypes.data, len(records), self._tell, None)
+        self._predictions = []
+        bad = self._push(self._state.ctypes.data, records.ctypes.data, len(records), self._callback, None)
         if bad:
-            raise ValueError(f"stream: event {bad - 1} of the packet is not known to C; the packet was not taken")
+            raise ValueError(f"stream: C refused event {bad - 1} of the packet; the packet was not taken")
         self._numbers([self.events_seen + len(records), int(records["t"][-1]), 0])
         if self.program.answers is None and self.duration is None:
             return [Prediction(self.time, self.predict())]
-        return self._found
+        return self._predictions
 
     @alone
     def predict(self) -> Tensor:
@@ -109,17 +109,17 @@ class Compiled(ProgramStream):
         return torch.from_numpy(self._logits.copy())
 
     def features(self, name: str) -> tuple[Events, Tensor]:
-        raise ValueError("a compiled stream keeps no features: use gl.stream(model, features=[...])")
+        raise ValueError("stream: a compiled stream keeps no features. Use gl.stream(model, features=[...]).")
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the stream holds, constant while it runs, without the weights."""
+        """Bytes of the stream's memory, without the weights; constant while it runs."""
         return self._state.nbytes
 
     def _memory(self) -> dict[str, Tensor]:
         return {"state": torch.from_numpy(self._state)}
 
     def _fits(self, state: dict[str, Tensor]) -> bool:
-        # Of no events C only says whether the state is one of its own.
-        bytes = state["state"].numpy()
-        return self._push(np.ascontiguousarray(bytes).ctypes.data, None, 0, None, None) == 0
+        # A push of no events tells whether C knows the state.
+        memory = np.ascontiguousarray(state["state"].numpy())
+        return self._push(memory.ctypes.data, None, 0, None, None) == 0

@@ -1,4 +1,4 @@
-"""The speed path: the program of a trained event network in one compiled loop, event by event, in constant memory."""
+"""The fast path: the program of a trained event network in one compiled loop, event by event, in constant memory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor, nn
 
 from gridless.live.agreement import compare
 from gridless.live.lowering import Lowered
-from gridless.live.packets import Prediction, ProgramStream, alone
+from gridless.live.packets import CHECKED, Prediction, ProgramStream, alone
 from gridless.live.program import Program, Row
 
 from gridless.live.table import (  # isort: skip
-    ANSWERS, CHUNK, DONE, FINISHED, REFUSED, S_COUNT, S_EVENT, SEEN, START, TIME, WATCH, WINDOW,
+    ANSWERS, CHUNK, DONE, FINISHED, MORE, NEW, REFUSED, S_COUNT, S_EVENT, SEEN, START, TIME, TRUSTED, WATCH, WINDOW,
 )  # fmt: skip
 from gridless.structures import Events
 
-# Events of a structured array that are read by its bytes; longer ones take the way of all arrays.
-MANY = 256
+# Longest structured array, in events, that is read by its bytes; longer ones are converted by `Events.of`.
+SHORT = 256
 
 
 class Engine(ProgramStream):
     """A live stream through a compiled loop: float32, one thread, no allocation per event.
 
-    Equal to the network's scan form at every event, within the rounding of float32. `print(engine)` shows the program
-    that it runs: streams, and the rows of work that each of their events causes, with multiply-adds and bytes.
+    Equal to the network's scan form at every event, within the rounding of float32. `print(engine)` shows its program:
+    streams, and the rows of work that each of their events causes, with multiply-adds and bytes.
     """
 
     def _prepare(self, model: nn.Module) -> None:
@@ -51,32 +51,27 @@ class Engine(ProgramStream):
         from gridless.live.panels import PANEL
 
         program = self.program
-        rows = {name: program.modules.get(name, "") for name in self._names}
-        for name, row in rows.items():
+        self._rows = {name: program.modules.get(name, "") for name in self._names}
+        for name, row in self._rows.items():
             if not row or program[row].stream is None:
-                raise ValueError(f"stream: what {name!r} returns is not a row for every event of a stream")
-        self._rows = rows
-        out = program[program.output]
-        if out.stream is not None:
-            # The newest row is the answer at any moment.
-            last = {"before": np.zeros(out.channels, np.float32)}
-            newest = Row(f"{out.name} now", "last", None, (out.name,), out.shape, {}, last, 4 * out.channels)
-            program = replace(program, rows=(*program.rows, newest), output=newest.name)
-        lowered = self._lowered = Lowered(program, rows.values(), lanes(np.float32), PANEL)
-        self._i, self._f, self._d = lowered.i, lowered.f, lowered.d
+                raise ValueError(f"stream: module {name!r} does not return a row for every event of a stream")
+        program = _with_newest(program)
+        lowered = self._lowered = Lowered(program, self._rows.values(), lanes(np.float32), PANEL)
+        self._i, self._f = lowered.i, lowered.f
         self._answers = -1
         if program.answers is not None:
             self._answers = lowered.at(list(lowered.streams).index(program.answers))
             self._i[ANSWERS] = self._answers
-        self._i[WATCH] = 2 if rows else 1 if program.answers is not None else 0
+        self._i[WATCH] = 2 if self._rows else 1 if program.answers is not None else 0
         self._run, self._unpack, self._answer = loop.run, loop.unpack, loop.answer
-        # Of short arrays, events go through these columns.
-        self._columns = np.empty((MANY, 2), np.int32), np.empty(MANY, np.int64), np.empty(MANY, np.bool_)
-        self._addresses = [column.ctypes.data for column in self._columns]
+        # Columns for the events of short arrays.
+        self._columns = np.empty((SHORT, 2), np.int32), np.empty(SHORT, np.int64), np.empty(SHORT, np.bool_)
+        self._column_addresses = [column.ctypes.data for column in self._columns]
         self._layouts: dict[np.dtype, np.ndarray] = {}
         self._when_asked = program.answers is None and program.duration is None
-        self._plain = not self._when_asked and not rows
-        self._given: tuple[int, ...] = (0, 0, 0, 0)
+        self._plain = not self._when_asked and not self._rows
+        # Addresses of the columns of the packet, and its events.
+        self._addresses: tuple[int, ...] = (0, 0, 0, 0)
         self._output = lowered.place(program.output)
         self._each = lowered.place(program[program.output].inputs[0]) if program.answers is not None else None
         lowered.clear()
@@ -105,13 +100,14 @@ class Engine(ProgramStream):
         self._recorded: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in self._names}
 
     def __call__(self, packet: Any) -> Tensor | None:
-        # Most packets of one event bring no prediction: for them this is all there is, and every microsecond counts.
+        # Most packets of one event bring no prediction. They take this path only, and every microsecond counts.
         with self._lock:
             if type(packet) is Events and self._plain and packet.sensor == self.sensor and not packet.padding:
                 pixel, time, polarity = packet.pixel, packet.time, packet.polarity
                 if polarity is not None and packet.splits.numel() == 2 and pixel.is_cpu:
-                    self._given = given = pixel.data_ptr(), time.data_ptr(), polarity.data_ptr(), time.numel()
-                    status = self._run(self._i, *given, True)
+                    addresses = pixel.data_ptr(), time.data_ptr(), polarity.data_ptr(), time.numel()
+                    self._addresses = addresses
+                    status = self._run(self._i, *addresses, TRUSTED if CHECKED in packet.__dict__ else NEW)
                     if status == DONE:
                         return None
                     self._packet = packet
@@ -119,7 +115,7 @@ class Engine(ProgramStream):
             return self._newest(self._begin(packet))
 
     def _newest(self, status: int) -> Tensor | None:
-        """Run to the end of the packet: its last answer."""
+        """Run to the end of the packet, and return its last prediction."""
         last = None
         while status != DONE:
             if status == WINDOW:
@@ -128,42 +124,44 @@ class Engine(ProgramStream):
                 place, pitch, classes = self._each  # type: ignore[misc]
                 at = place + (count - 1) * pitch
                 last = torch.from_numpy(self._f[at : at + classes].copy())
-            status = self._go(False)
-        return self.predict() if self._when_asked and self._given[3] else last
+            status = self._go(MORE)
+        return self.predict() if self._when_asked and self._addresses[3] else last
 
     @alone
     def push(self, packet: Any) -> Iterator[Prediction]:
-        found: list[Prediction] = []
+        predictions: list[Prediction] = []
         status = self._begin(packet)
         while status != DONE:
             if status == WINDOW:
-                found.append(Prediction(int(self._i[FINISHED]), self._logits()))
+                predictions.append(Prediction(int(self._i[FINISHED]), self._logits()))
             elif self._answers >= 0:
-                found += self._predictions()
-            status = self._go(False)
-        if self._when_asked and self._given[3]:
-            found.append(Prediction(self.time, self.predict()))
-        return iter(found)
+                predictions += self._predictions()
+            status = self._go(MORE)
+        if self._when_asked and self._addresses[3]:
+            predictions.append(Prediction(self.time, self.predict()))
+        return iter(predictions)
 
     def _begin(self, packet: Any) -> int:
-        """Check a packet and run its events, until there is something to see."""
-        given = self._unpacked(packet) if isinstance(packet, np.ndarray | np.void) else None
-        if given is None:
+        """Check a packet and run its events, until the loop returns for the first time."""
+        addresses = self._unpacked(packet) if isinstance(packet, np.ndarray | np.void) else None
+        trusted = False
+        if addresses is None:
             packet = self._events(packet)
             columns = packet.pixel, packet.time, packet.polarity
-            given = *(column.data_ptr() for column in columns), len(packet)
-        self._given, self._packet = given, packet
+            addresses = *(column.data_ptr() for column in columns), len(packet)
+            trusted = CHECKED in packet.__dict__
+        self._addresses, self._packet = addresses, packet
         for parts in self._recorded.values():
             parts.clear()
-        return self._go(True)
+        return self._go(TRUSTED if trusted else NEW)
 
-    def _go(self, fresh: bool) -> int:
-        return self._seen(self._run(self._i, *self._given, fresh))
+    def _go(self, packet: int) -> int:
+        return self._seen(self._run(self._i, *self._addresses, packet))
 
     def _seen(self, status: int) -> int:
-        """Refuse a bad packet, and keep the features of a chunk."""
+        """Raise for a bad packet, and keep the features of a chunk."""
         if status == REFUSED:
-            events, self._given = self._packet, (0, 0, 0, 0)
+            events, self._addresses = self._packet, (0, 0, 0, 0)
             self._check(events if isinstance(events, Events) else Events.of(np.atleast_1d(events), sensor=self.sensor))
         if status == CHUNK:
             for name, row in self._rows.items():
@@ -171,23 +169,24 @@ class Engine(ProgramStream):
         return status
 
     def _unpacked(self, packet: Any) -> tuple[int, ...] | None:
-        """The addresses of the events of a short structured array of whole numbers, copied; None for other arrays."""
+        """Copy a short structured array of whole numbers into columns; their addresses, or None for other arrays."""
         if isinstance(packet, np.void):
             packet = np.array(packet, ndmin=1)
         layout = self._layouts.get(packet.dtype)
         if layout is None:
-            layout = self._layouts[packet.dtype] = _layout(packet.dtype)
+            layout = self._layouts[packet.dtype] = _layout_of(packet.dtype)
         flags = packet.flags
-        count = len(packet) if packet.ndim == 1 and flags.c_contiguous and len(layout) else MANY + 1
-        if count <= MANY and not flags.writeable:
-            # An array that cannot be written to is another type, for which code would be compiled here.
-            packet = packet.copy()
-        if count > MANY or not self._unpack(packet.view(np.uint8), layout, count, *self._columns):
+        if packet.ndim != 1 or not flags.c_contiguous or not len(layout) or len(packet) > SHORT:
             return None
-        return *self._addresses, count
+        if not flags.writeable:
+            # Numba would compile the loop again for a read-only array.
+            packet = packet.copy()
+        if not self._unpack(packet.view(np.uint8), layout, len(packet), *self._columns):
+            return None
+        return *self._column_addresses, len(packet)
 
     def _predictions(self) -> list[Prediction]:
-        """Those of the events of the stream that answers, which are in its buffer."""
+        """Predictions of the events in the buffer of the stream that answers."""
         count, at = int(self._i[self._answers + S_COUNT]), int(self._i[self._answers + S_EVENT])
         place, pitch, classes = self._each  # type: ignore[misc]
         times = self._i[at : at + 4 * count].reshape(count, 4)[:, 2].tolist()
@@ -205,7 +204,7 @@ class Engine(ProgramStream):
 
     @alone
     def features(self, name: str) -> tuple[Events, Tensor]:
-        self._kept(name)
+        self._check_name(name)
         row = self.program[self._rows[name]]
         sensor = next(stream.sensor for stream in self.program.streams if stream.name == row.stream)
         parts = self._recorded[name]
@@ -216,7 +215,7 @@ class Engine(ProgramStream):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the stream holds, constant while it runs: its memory and its buffers, without the weights."""
+        """Bytes of the stream's memory and buffers, without the weights; constant while it runs."""
         return self._lowered.memory_bytes
 
     def _memory(self) -> dict[str, Tensor]:
@@ -224,12 +223,22 @@ class Engine(ProgramStream):
         return weights | {name: torch.from_numpy(array) for name, array in self._lowered.state.items()}
 
     def _fits(self, state: dict[str, Tensor]) -> bool:
-        mine, given = self.program.sketch, state["weights"].numpy()
-        return bool((np.abs(mine - given) <= 1e-5 * mine[:, 1:]).all())
+        own, saved = self.program.sketch, state["weights"].numpy()
+        return bool((np.abs(own - saved) <= 1e-5 * own[:, 1:]).all())
 
 
-def _layout(dtype: np.dtype) -> np.ndarray:
-    """Offset and size (negative: signed) of t, x, y and p, and the size of all; empty where these are no fields."""
+def _with_newest(program: Program) -> Program:
+    """A program that answers with the newest row of a stream as one that answers at any moment."""
+    row = program[program.output]
+    if row.stream is None:
+        return program
+    before = {"before": np.zeros(row.channels, np.float32)}
+    newest = Row(f"{row.name} now", "last", None, (row.name,), row.shape, {}, before, 4 * row.channels)
+    return replace(program, rows=(*program.rows, newest), output=newest.name)
+
+
+def _layout_of(dtype: np.dtype) -> np.ndarray:
+    """Offset and size (negative: signed) of t, x, y and p, and the size of a record; empty for other dtypes."""
     fields = dtype.fields or {}
     numbers: list[int] = []
     for name in "txyp":

@@ -1,10 +1,10 @@
-"""The compiled loop of the live engine: it runs the program that the table holds, with no allocation.
+"""The compiled loop of the live engine: it runs the program that the table holds, without allocation.
 
-A chunk of input events first charges the LIF potentials of all streams, event by event, and what fires goes into the
-buffers: coordinates alone decide that. Then stream by stream, in blocks of events, every row of the stream is computed:
-the weights of a row are read once for a block. Buffers are bounded: a chunk ends where one might overflow.
+A chunk of input events first charges the LIF potentials of all streams, event by event, and events that fire go into
+the buffers. Then the loop computes every row, stream by stream, in blocks of events: it reads the weights of a row once
+for a block. A chunk ends before a buffer might overflow.
 
-Rows depend on rows of the same stream and of the streams that fire it, so that one pass over the streams is enough.
+A row depends on rows of the same stream and of the streams that fire it, so one pass over the streams is enough.
 """
 
 # pyright: reportCallIssue=false
@@ -22,20 +22,20 @@ from gridless.structures.kernels import first_back, first_outside
 
 from gridless.live.table import (  # isort: skip
     ANSWERS, AT, CHUNK, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED, FLOATS, FLOAT_COUNT, HEAD, LANE,
-    LONGEST, REFUSED, REST, ROWS, ROW_FIELDS, SEEN, START, STREAM, STREAMS, S_BITS, S_BOUND, S_CAPACITY, S_CHARGED,
-    S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X, S_HIGH_Y, S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK,
-    S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME, WATCH, WHOLE, WHOLES, WINDOW,
+    LONGEST, MORE, NEW, REFUSED, REST, ROWS, ROW_FIELDS, SEEN, START, STREAM, STREAMS, S_BITS, S_BOUND, S_CAPACITY,
+    S_CHARGED, S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X, S_HIGH_Y, S_LIMITS, S_LOW_X,
+    S_LOW_Y, S_MARK, S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME, WATCH, WHOLE, WHOLES, WINDOW,
 )  # fmt: skip
 
 TOP, FIELDS = len(HEAD), len(STREAM)
 
-# Operations that were added in this process are in no cache of other processes.
+# The disk cache is for all processes; operations that this one registered are not part of it.
 CACHED = not added
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _charge(i, f, s):
-    """The events that the new events of its source fire in stream s."""
+    """Append to stream s the events that the new events of its source fire."""
     source = i[s + S_SOURCE]
     of, to, width, bits = i[source + S_EVENT], i[s + S_EVENT], i[s + S_WIDTH], i[s + S_BITS]
     oldest, mask = i[s + S_COARSE_SIZE] - 1, (1 << bits) - 1
@@ -64,7 +64,7 @@ def _charge(i, f, s):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _take(i, f, pixel, time, polarity, count):
-    """Input events into the buffers, until these are full, the packet is through or the window is: whether it is."""
+    """Move input events into the buffers until one is full, or the packet or the window ends. True: the window did."""
     streams, end = i[STREAMS], i[START] + i[DURATION]
     room, event = True, i[TOP + S_EVENT]
     while room and i[AT] < count:
@@ -74,7 +74,7 @@ def _take(i, f, pixel, time, polarity, count):
             return True
         to = event + 4 * n
         i[to], i[to + 1], i[to + 2] = load32(pixel, 2 * at), load32(pixel, 2 * at + 1), t
-        # True may be any byte but 0, and what it becomes is an index.
+        # The polarity becomes an index, and True may be any byte but 0.
         i[to + 3] = load8(polarity, at) != 0
         i[TOP + S_COUNT], i[AT], i[TIME] = n + 1, at + 1, t
         room = n + 1 < i[TOP + S_CAPACITY]
@@ -88,7 +88,7 @@ def _take(i, f, pixel, time, polarity, count):
 
 @njit(nogil=True, cache=CACHED, error_model="numpy", inner=True)
 def _pass(i, f, d, s, lane):
-    """All rows of the events of stream s that are in its buffer."""
+    """Compute all rows for the events in the buffer of stream s."""
     rows, size, source = i[s + S_ROWS], i[s + S_ROW_COUNT], i[s + S_SOURCE]
     count = i[s + S_COUNT]
     for first in range(0, count, ROWS):
@@ -104,7 +104,7 @@ def _pass(i, f, d, s, lane):
 
 @njit(nogil=True, cache=CACHED, error_model="numpy")
 def answer(i, f, d):
-    """All rows without a stream, as of now."""
+    """Compute all rows without a stream."""
     for n in range(i[WHOLES]):
         answer_row(i, f, d, i[WHOLE] + n * ROW_FIELDS, -1, 0, 0, i[LANE])
 
@@ -121,28 +121,31 @@ def _clear(i):
 
 @njit(nogil=True, cache=CACHED, error_model="numpy", inner=True)
 def _restart(i, f, d, t):
-    """Begin the window of an event at time t; the one before is forgotten."""
+    """Begin the window of an event at time t, and clear the memory of the one before."""
     i[START] += (t - i[START]) // i[DURATION] * i[DURATION]
     for n in range(i[WHOLES]):
         restart_row(i, f, d, i[WHOLE] + n * ROW_FIELDS, -1, 0, 0, i[LANE])
 
 
 @njit(nogil=True, cache=CACHED, error_model="numpy")
-def run(i, pixel, time, polarity, count, fresh):
-    """Push a packet's events (addresses of int32 (S, 2), int64 and bool); a fresh packet is checked first, and else it
-    goes on where it stopped.
+def run(i, pixel, time, polarity, count, packet):
+    """Push the events of a packet: addresses of pixel (S, 2) int32, time (S) int64 and polarity (S) bool.
 
-    It stops where there is something to see: CHUNK, the buffers hold events that are watched; WINDOW, one has ended,
-    and its answer is there; DONE at the end.
+    `packet` is NEW, TRUSTED (new, and its events are checked) or MORE: go on where the loop stopped.
+
+    Returns CHUNK if the buffers hold watched events, WINDOW if a window has ended (its answer is computed), REFUSED for
+    a bad packet, and DONE at the end.
     """
     f = carray(pointer(i[FLOATS]), (i[FLOAT_COUNT],), np.float32)
     d = carray(pointer(i[DOUBLES]), (i[DOUBLE_COUNT],), np.float64)
-    if fresh:
-        pixels = carray(pointer(pixel), (count, 2), np.int32)
-        times = carray(pointer(time), (count,), np.int64)
-        wrong = count > 0 and (times[0] < max(i[TIME], 0) or times[count - 1] >= LONGEST)
-        if wrong or first_outside(pixels, i[TOP + S_WIDTH], i[TOP + S_HEIGHT]) >= 0 or first_back(times, 0, count) >= 0:
+    if packet != MORE:
+        if count > 0 and (load64(time, 0) < max(i[TIME], 0) or load64(time, count - 1) >= LONGEST):
             return REFUSED
+        if packet == NEW:
+            pixels = carray(pointer(pixel), (count, 2), np.int32)
+            times = carray(pointer(time), (count,), np.int64)
+            if first_outside(pixels, i[TOP + S_WIDTH], i[TOP + S_HEIGHT]) >= 0 or first_back(times, 0, count) >= 0:
+                return REFUSED
         i[AT] = 0
     while True:
         _clear(i)
@@ -168,8 +171,9 @@ def run(i, pixel, time, polarity, count, fresh):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def unpack(records, layout, count, pixel, time, polarity):
-    """Records of bytes as the columns of events, by the offset and the size (negative: signed) of t, x, y and p; False
-    where a number is too large, or a polarity is none.
+    """Copy records of bytes into columns. `layout` has the offset and the size (negative: signed) of t, x, y and p.
+
+    False where a number is too large, or a polarity is not 0 or 1.
     """
     fits = True
     for k in range(count):

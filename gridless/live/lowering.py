@@ -10,37 +10,37 @@ import numpy as np
 from gridless.geometry.lif import Rule
 from gridless.live.operation import Sink
 from gridless.live.operations import OPERATIONS, number_of, of
-from gridless.live.program import Program, Row, Stream
+from gridless.live.program import EventStream, Program, Row
 from gridless.live.table import HEAD, NUMBER, ROW, ROW_FIELDS, ROWS, S_COUNT, STREAM
 
 # Bytes of a cache line.
 LINE = 64
 
-# Input events that go through the network together, and events of other streams that there is room for: more than the
-# input fires, so that the large weights of the last levels are read once for a chunk.
+# Input events of a chunk, and room for the events of other streams. The room is larger than needed for one event, so
+# that the large weights of the last levels are read once for a chunk.
 CAPACITY = 4096
 FIRED = 1024
 FEWEST = 64
 
-# One event of the input must not fire more than this.
+# Events of a stream that one event of the input may fire.
 MOST = 2**16
 
 
 def lines(size: int) -> np.ndarray:
-    """So many bytes, all zero, from the beginning of a cache line on."""
+    """An array of zero bytes that begins with a cache line."""
     room = np.zeros(size + LINE, np.uint8)
     return room[-room.ctypes.data % LINE :][:size]
 
 
 class Place(NamedTuple):
-    """Where a part begins: in which section, and how far from its beginning."""
+    """The begin of a part: its section, and the offset there."""
 
     section: str
     at: int
 
 
 class Flat:
-    """The three arrays of the loop, while they grow: sections of each, one behind the other."""
+    """The three arrays of the loop while they grow, each in sections."""
 
     ARRAYS = {
         "i": (np.int64, ("table", "whole", "clock", "event")),
@@ -55,7 +55,7 @@ class Flat:
 
     def add(self, section: str, values: Any) -> Place:
         part = np.asarray(values, self.TYPES[section]).reshape(-1)
-        # Parts begin at whole cache lines, and end with a spare one, because eights are read.
+        # Parts begin at cache lines and end with a spare one, because the loop reads eights.
         part = np.pad(part, (0, 16 - len(part) % 16))
         self.parts[section].append(part)
         self.ends[section] += len(part)
@@ -65,27 +65,27 @@ class Flat:
         return self.add(section, np.zeros(size, self.TYPES[section]))
 
     def begins(self) -> dict[str, int]:
-        """Where each section begins in its array."""
-        found = {}
+        """Offset of each section in its array."""
+        begins = {}
         for _, sections in self.ARRAYS.values():
             at = 0
             for section in sections:
-                found[section], at = at, at + self.ends[section]
-        return found
+                begins[section], at = at, at + self.ends[section]
+        return begins
 
     def arrays(self) -> list[np.ndarray]:
-        """The arrays, beginning at a cache line."""
-        made = []
+        """The three arrays, each at the begin of a cache line."""
+        arrays = []
         for kind, sections in self.ARRAYS.values():
             size = sum(self.ends[section] for section in sections) * np.dtype(kind).itemsize
             array = lines(size).view(kind)
             np.concatenate([np.empty(0, kind), *(p for s in sections for p in self.parts[s])], out=array)
-            made.append(array)
-        return made
+            arrays.append(array)
+        return arrays
 
 
 class Buffers:
-    """Buffers of values that are used again when they are free."""
+    """Buffers of values, which are reused when they are free."""
 
     def __init__(self, flat: Flat) -> None:
         self.flat, self.free, self.all = flat, [], []
@@ -104,10 +104,10 @@ class Buffers:
 
 
 class Lowered:
-    """The arrays `i`, `f` and `d` of a program, and where things are in them.
+    """The arrays `i`, `f` and `d` of a program, and the places of its parts.
 
-    `watched` are rows whose values must stay until Python has seen them; vectors of the CPU have `lane` floats, and
-    panels of weights `panel` vectors.
+    `watched`: rows whose values must stay until Python has read them. `lane`: floats of a vector of the CPU. `panel`:
+    vectors of a panel of weights.
     """
 
     def __init__(self, program: Program, watched: Iterable[str], lane: int, panel: int) -> None:
@@ -117,10 +117,10 @@ class Lowered:
         self.streams: dict[str, dict[str, Any]] = {}
         for stream in program.streams:
             self.streams[stream.name] = self._stream(stream)
-        # What does not begin as 0: times of nothing, and values before the first event.
+        # Memory that does not begin as 0: times before the first event are -1, values are constants.
         self.minus_one: list[tuple[Place, int]] = []
         self.before: list[tuple[Place, np.ndarray]] = []
-        # Numbers in `i` that are places themselves.
+        # Lists in `i` with places among their numbers.
         self.lists_of_places: list[tuple[Place, list[Any]]] = []
         self.values: dict[str, dict[str, Any]] = {}
         self.buffers = Buffers(self.flat)
@@ -138,20 +138,20 @@ class Lowered:
         row = self.program[self.program.output]
         return row.inputs[0] if of(row).is_newest else row.name
 
-    # What operations ask for.
+    # Methods for operations.
 
     def pitch(self, channels: int) -> int:
         """Floats from one row of a value to the next."""
         return -(-channels // self.unit) * self.unit
 
     def panels(self, matrix: np.ndarray) -> np.ndarray:
-        """A matrix (steps, columns) as the loop's products read it: in panels of columns, each with all steps."""
+        """A matrix (steps, columns) in the order of the loop's products: panels of columns, each with all steps."""
         columns = range(0, matrix.shape[1], self.panel)
         return np.concatenate([matrix[:, at : at + self.panel].reshape(-1) for at in columns])
 
     @staticmethod
     def fill(array: np.ndarray, *shape: int) -> np.ndarray:
-        """Grown to `shape` with zeros."""
+        """The array padded with zeros to `shape`."""
         return np.pad(array, [(0, big - small) for big, small in zip(shape, array.shape, strict=True)])
 
     def clock(self, size: int) -> Place:
@@ -161,18 +161,18 @@ class Lowered:
         return place
 
     def gather(self, steps: int, lists: int = 1) -> None:
-        """See to it that a block of rows of so many floats, in so many lists, has room to be multiplied."""
+        """Reserve room for a block of rows with `steps` floats each, in a number of lists."""
         self.gathered, self.listed = max(self.gathered, ROWS * steps), max(self.listed, lists * (ROWS + 1))
 
     def later(self, values: list[Any]) -> Place:
-        """Whole numbers, some of which are places."""
+        """Add whole numbers, some of which are places that are known at the end."""
         place = self.flat.room("whole", len(values))
         self.lists_of_places.append((place, values))
         return place
 
     # Streams.
 
-    def _stream(self, stream: Stream) -> dict[str, Any]:
+    def _stream(self, stream: EventStream) -> dict[str, Any]:
         width, height = stream.sensor
         fields: dict[str, Any] = dict.fromkeys(STREAM, 0) | {
             "width": width,
@@ -190,8 +190,8 @@ class Lowered:
             fields["bound"] = above["bound"] * max(rule.most, 1)
             if fields["bound"] > MOST:
                 raise ValueError(
-                    f"stream: one event may fire {fields['bound']:,} events of {stream.name} at once, more than the "
-                    f"{MOST:,} that the engine has room for: use gl.streaming.Session(model), or larger strides"
+                    f"stream: one event may fire {fields['bound']:,} events of {stream.name} at once, and the engine "
+                    f"has room for {MOST:,}. Use gl.streaming.Session(model), or larger strides."
                 )
             fields["capacity"] = fields["bound"] + max(FIRED >> above["depth"], FEWEST)
             fields["depth"] = above["depth"] + 1
@@ -209,19 +209,19 @@ class Lowered:
     # Rows.
 
     def _rows(self, stream: str | None, entries: dict[str | None, list[dict[str, Any]]]) -> None:
-        """The rows of a stream, or those without one, with buffers for their values."""
+        """Lower the rows of a stream, or those without one, with buffers for their values."""
         rows = [row for row in self.program.rows if row.stream == stream]
         uses = {row.name: [other for other in self.program.rows if row.name in other.inputs] for row in rows}
         last = {name: n for n, row in enumerate(rows) for name in row.inputs}
         local: dict[str, tuple[Place, int]] = {}
         for n, row in enumerate(rows):
             operation, pitch = of(row), self.pitch(row.channels)
-            kept = stream is not None and (
+            is_kept = stream is not None and (
                 row.name in self.watched or any(s.stream not in (stream, None) for s in uses[row.name])
             )
-            value = {"c": row.channels, "pitch": pitch, "cells": row.cells, "kept": int(kept)}
+            value = {"c": row.channels, "pitch": pitch, "cells": row.cells, "kept": int(is_kept)}
             if (skipped := operation.view(self, row)) is not None:
-                # The input itself stays.
+                # The input must stay in its place.
                 self.values[row.name] = value | self._part(self.values[row.inputs[0]], *skipped)
                 last |= dict.fromkeys(row.inputs, len(rows))
                 continue
@@ -231,7 +231,7 @@ class Lowered:
                 continue
             ending = [name for name in set(row.inputs) if name in local and last[name] == n]
             over = [name for name in ending if operation.over_input and self.values[name]["pitch"] == pitch]
-            if kept:
+            if is_kept:
                 place = self.flat.room("work", self.streams[str(stream)]["capacity"] * pitch)
             else:
                 if over:
@@ -253,12 +253,12 @@ class Lowered:
 
     @staticmethod
     def _part(value: dict[str, Any], floats: int, cells: int) -> dict[str, Place]:
-        """Where a part of a value begins, so many floats and cells behind it."""
+        """Places of a part of a value, behind a number of floats and cells."""
         skipped = {"value": floats, "mask": cells}
         return {key: Place(value[key].section, value[key].at + skip) for key, skip in skipped.items()}
 
     def _mask(self, row: Row) -> Any:
-        """Where it is said which cells differ from an empty window: where that of all inputs is, if it is one."""
+        """Place of the mask of cells that differ from an empty window: that of the inputs, if they share one."""
         if len(row.shape) == 1:
             return 0
         operation = of(row)
@@ -266,7 +266,7 @@ class Lowered:
         return min(masks) if len(masks) == 1 and not operation.own_mask else self.flat.room("event", row.cells)
 
     def _sinks(self, row: Row, uses: list[Row], entries: dict[str | None, list[dict[str, Any]]]) -> None:
-        """Values without a stream take a row in as soon as it is there, and are computed when they are asked for."""
+        """Add the entries of sinks right behind their input: they take it in now, and are computed when asked for."""
         for user in uses if row.stream else ():
             operation = of(user)
             if isinstance(operation, Sink):
@@ -274,7 +274,7 @@ class Lowered:
                 entries[row.stream].append(self.entry(user, row.name) | memory)
 
     def entry(self, row: Row, a: str | None = None, b: str | None = None) -> dict[str, Any]:
-        """The fields of a row that all operations have, with up to two inputs."""
+        """The common fields of a row with up to two inputs."""
         entry: dict[str, Any] = dict.fromkeys((*ROW, *of(row).fields), 0) | {"op": number_of(row)}
         entry |= self.values.get(row.name, {"c": row.channels, "pitch": self.pitch(row.channels), "cells": row.cells})
         if a is not None:
@@ -328,22 +328,19 @@ class Lowered:
         self.state = {"trace": self.f[sections["trace"]], "clock": self.i[sections["clock"]], "sum": self.d}
 
     def at(self, stream: int) -> int:
-        """Where the fields of a stream begin in `i`."""
+        """Index in `i` at which the fields of a stream begin."""
         return len(HEAD) + stream * len(STREAM)
 
     def place(self, row: str) -> tuple[int, int, int]:
-        """Where the value of a row is in `f`, its pitch and its channels."""
+        """Index of a row's value in `f`, its pitch and its channels."""
         value = self.values[row]
         return self.number(value["value"]), value["pitch"], value["c"]
 
     def rows(self, row: str) -> tuple[np.ndarray, np.ndarray]:
         """The events (x, y, t, cause) in the buffer of a row's stream, and the values (S, C) of the row."""
         stream = self.streams[self.program[row].stream]  # type: ignore[index]
-        at, count = (
-            self.number(stream["event"]),
-            int(self.i[self.at(list(self.streams.values()).index(stream)) + S_COUNT]),
-        )
-        place, pitch, c = self.place(row)
+        at, fields = self.number(stream["event"]), self.at(list(self.streams.values()).index(stream))
+        count, (place, pitch, c) = int(self.i[fields + S_COUNT]), self.place(row)
         events = self.i[at : at + 4 * count].reshape(count, 4).copy()
         return events, self.f[place : place + pitch * count].reshape(count, pitch)[:, :c].copy()
 
@@ -352,7 +349,7 @@ class Lowered:
         run(self.i, self.f, self.d)
 
     def settle(self) -> None:
-        """After the answer before the first event: from now on grids compute what differs from it."""
+        """Keep the answer of an empty window: from now on grids compute only cells that differ from it."""
         operations = list(OPERATIONS.values())
         for n, entry in enumerate(self.entries[None]):
             if operations[entry["op"]].settles:
@@ -364,7 +361,7 @@ class Lowered:
         return sum(self.flat.ends[name] * np.dtype(Flat.TYPES[name]).itemsize for name in sections)
 
     def clear(self) -> None:
-        """The memory before the first event."""
+        """Reset the memory to the state before the first event."""
         self.state["trace"][:] = 0
         self.state["clock"][:] = 0
         self.d[:] = 0

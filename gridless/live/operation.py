@@ -1,67 +1,72 @@
-"""The contract of a live operation: one class in one file of `operations/` says all there is to know about it.
+"""The contract of a live operation: one class in one file of `operations/`.
 
 | part | methods |
 |---|---|
-| how a forward is read | `modules`, `functions` |
+| reading a forward | `modules`, `functions` |
 | cost | `multiply_adds` |
 | the row in the table of the compiled loop | `fields`, `lower`; for sinks `remember` |
-| the compiled loop | `body`; where they differ `answer` and `restart` |
+| the compiled loop | `body`, and where needed `answer` and `restart` |
 | C | `c`, `c_functions`; for sinks `c_take` |
 | test | `example` |
 
-A body is a plain function of Python that Numba compiles: `body(i, f, d, r, s, first, n, lane)` computes row r of the
-table (see `table.py`) for n events of the stream s, from event `first` of its buffer on; or for n cells, where s is -1.
-Vectors have `lane` floats. Methods import what only compiled code needs: a network is read without Numba.
+A body is a static method that Numba compiles: `body(i, f, d, r, s, first, n, lane)` computes row r of the table (see
+`table.py`) for n events of the stream s, from event `first` of its buffer on; or for n cells, where s is -1. Vectors
+have `lane` floats.
 
-Operations of the same kind are a family: `Elementwise` and `Sink`.
+Two families share most of this: `Elementwise` and `Sink`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
+import numpy as np
+
+from gridless.kernels.compile import njit
+from gridless.live.panels import places
 from gridless.live.rows import Row
-from gridless.live.table import ROW
+from gridless.live.table import PITCH, ROW, WEIGHT, C
 from gridless.live.values import Unknown
 
 Body = Callable[..., Any]
 
 
 def own_fields(count: int) -> range:
-    """Where the fields of a row that only its operation knows begin: count of them, in the order of `fields`."""
+    """Indices of the fields that only one operation has, in the order of its `fields`."""
     return range(len(ROW), len(ROW) + count)
 
 
 class Operation:
-    """One operation. Everything has a default but its name, `body`, `c` and `example`."""
+    """One operation. `name`, `body`, `c` and `example` have no default."""
 
     name: str = ""
 
-    # Layers of torch or gridless and functions (or methods) of torch, by name, with what reads them: a function of the
-    # `RowBuilder`, the layer, and the arguments. Several operations may read a function: one that is not meant returns
-    # NotImplemented. A tuple stands for `module` and `function` as the readers.
+    # Readers of layers of torch or gridless, and of functions (or methods) of torch by name. A reader takes the
+    # `RowBuilder`, the layer, and the arguments. Several operations may read a function: a reader that does not apply
+    # returns NotImplemented. With a tuple, `module` and `function` are the readers.
     modules: dict[type, Callable[..., Any]] | tuple[type, ...] = {}
     functions: dict[str, Callable[..., Any]] | tuple[str, ...] = {}
 
-    # Names of the fields of the table that only this operation has.
+    # Names of the table's fields that only this operation has.
     fields: tuple[str, ...] = ()
 
-    # Whether the value may take the place of an input of the same size, in the compiled loop and in C.
+    # The value may overwrite an input of the same size, in the compiled loop and in C.
     over_input = False
     over_input_in_c = False
-    # Whether the value is a part of its input, so that neither may be changed in place.
+    # The value is a part of its input, so that neither may be changed in place.
     is_part = False
-    # Whether the value is in the events themselves, and whether the operation takes it from there.
+    # The value is part of the events themselves; the operation reads it from there.
     in_events = False
     reads_events = False
-    # Whether its cells differ from those of an empty window elsewhere than those of its input.
+    # Its cells differ from an empty window at other places than those of its input.
     own_mask = False
-    # Whether it has a window, whether it is the newest value of its input, and whether it takes in what events bring.
+    # It has a window; it is the newest value of its input; it takes in the events of its input.
     has_window = False
     is_newest = False
     is_sink = False
-    # Whether `number` of its row is 1 in the very first answer, of an empty window, and 0 after it.
+    # `number` of its row is 1 in the very first answer, of an empty window, and 0 after it.
     settles = False
 
     def layer_readers(self) -> dict[type, Callable[..., Any]]:
@@ -79,50 +84,44 @@ class Operation:
         raise NotImplementedError
 
     def multiply_adds(self, row: Row) -> tuple[int, int]:
-        """Of an event of the stream (without a stream: of an answer); and of an event of the stream that it sees."""
+        """Multiply-adds for each event of the stream (or each answer), and for each event of the source stream."""
         return 0, 0
 
     def view(self, lowered: Any, row: Row) -> tuple[int, int] | None:
-        """Of a value that is a part of its input's place: floats and cells to skip; None of a value with its own."""
+        """Floats and cells of the input before a value that lies inside it; None for a value with its own buffer."""
         return None
 
     def lower(self, lowered: Any, row: Row, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        """The entries of the table: as a rule one, with fields of the operation added."""
+        """The entries of the table: as a rule one, with the operation's fields."""
         return [entry]
 
-    def body(self) -> Body:
-        """What the compiled loop runs."""
-        raise NotImplementedError
+    # The compiled loop runs `body`; for a row without a stream `answer`, else the body for all its cells; and `restart`
+    # when a window begins.
+    body: Any
+    answer: Body | None = None
+    restart: Body | None = None
 
-    def answer(self) -> Body | None:
-        """What it runs for a row without a stream, where that is not the body for all cells."""
-        return None
-
-    def restart(self) -> Body | None:
-        """What it runs when a window begins."""
-        return None
-
-    # C functions that the lines call, once for each network.
+    # C functions that the lines of `c` call, written once for each network.
     c_functions: str = ""
 
     def c(self, writer: Any, row: Row, n: str) -> list[str]:
-        """The lines of C that compute a row: of `n` events e[0], e[1] ..., or cells; i, j, k and at are free."""
+        """The lines of C that compute a row for `n` events e[0], e[1] ..., or cells. i, j, k and at are free."""
         raise NotImplementedError
 
     def example(self, net: Any) -> Callable[..., Any]:
-        """A part of a network for the tests: a function of features (S, 6) of a stream, geometry and memory.
+        """Make a part of a network for the tests: a function of features (S, 6) of a stream, geometry and memory.
 
-        Its layers become attributes of `net`, which has a `plan` with the streams `camera` and `stream` (of `sensor`
+        The layers become attributes of `net`. `net` has a `plan` with the streams `camera` and `stream` (of `sensor`
         pixels), and `polarity(geometry)`, the polarities of the camera's events.
         """
         raise NotImplementedError
 
 
 class Elementwise(Operation):
-    """A function of each element: `numba` of a float, `c` of `x` as an expression of C.
+    """A function of each element: `numba` takes a float, `expression` is C of a float `x`.
 
-    `settings`: of torch's layer, by the argument of the function; `numba` takes them after x, and `c` has them by name.
-    `expected`: settings with which alone the layer is known.
+    `settings`: names of the settings of torch's layer, by argument; `numba` takes them after x, C has them by name.
+    `expected`: values that settings must have.
     """
 
     over_input = over_input_in_c = True
@@ -157,34 +156,22 @@ class Elementwise(Operation):
             entry["weight"] = lowered.flat.add("weight", [row.settings[key] for key in self.settings])
         return [entry]
 
+    @cached_property
     def body(self) -> Body:
-        import numpy as np
-
-        from gridless.kernels.compile import njit
-        from gridless.live.panels import places
-        from gridless.live.table import PITCH, WEIGHT, C
-
         function = njit(nogil=True, error_model="numpy", inner=True)(self.numba)
+        has_setting = bool(self.settings)
 
-        def plain(i, f, d, r, s, first, n, lane):
-            c, pitch = i[r + C], i[r + PITCH]
+        def body(i, f, d, r, s, first, n, lane):
+            c, pitch, setting = i[r + C], i[r + PITCH], i[r + WEIGHT]
             to, a, _ = places(i, r, first)
             for j in range(n):
                 for k in range(c):
-                    f[to + j * pitch + k] = np.float32(function(f[a + j * pitch + k]))
+                    x = f[a + j * pitch + k]
+                    f[to + j * pitch + k] = np.float32(function(x, f[setting]) if has_setting else function(x))
                 for k in range(c, pitch):
                     f[to + j * pitch + k] = 0.0
 
-        def with_setting(i, f, d, r, s, first, n, lane):
-            c, pitch, setting = i[r + C], i[r + PITCH], f[i[r + WEIGHT]]
-            to, a, _ = places(i, r, first)
-            for j in range(n):
-                for k in range(c):
-                    f[to + j * pitch + k] = np.float32(function(f[a + j * pitch + k], setting))
-                for k in range(c, pitch):
-                    f[to + j * pitch + k] = 0.0
-
-        return with_setting if self.settings else plain
+        return body
 
     @property
     def c_functions(self) -> str:  # type: ignore[override]
@@ -202,13 +189,12 @@ class Elementwise(Operation):
 
 
 class Sink(Operation):
-    """A value without a stream, which takes in the value of each event of its input when it happens: that is `body`.
-    `answer` says how it is read."""
+    """A value without a stream. `body` takes in the value of each event of its input; `answer` computes the value."""
 
     is_sink = True
 
     def remember(self, lowered: Any, row: Row) -> dict[str, Any]:
-        """Fields of the table with what it remembers, the same where events come in and where it is read."""
+        """Fields of the table for its memory, shared by the entries that take in events and that compute the value."""
         raise NotImplementedError
 
     def c_take(self, writer: Any, row: Row) -> list[str]:

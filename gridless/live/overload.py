@@ -1,4 +1,4 @@
-"""When events come faster than they can be worked on: the source waits, packets are dropped, or events are thinned."""
+"""Overload: events come faster than the engine works. The source waits, packets are dropped, or events are thinned."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from itertools import pairwise
 
 import torch
 
+from gridless.live.packets import CHECKED, checked_by_source
 from gridless.live.sources import MOMENT, NewStream
 from gridless.structures import Events
 
@@ -20,26 +22,29 @@ class Overload(StrEnum):
     thin = "thin"
 
 
-# Events that may wait. Those that will be worked on make the lag; those that will be thinned only need memory.
+# Events that may wait. Waiting events add lag, unless they will be thinned.
 ROOM = {Overload.wait: 1 << 13, Overload.drop: 1 << 13, Overload.thin: 1 << 20}
 
 
-# Of the lag that an event may have, what the packet that it waits for, and then its own, may each take: less than half,
-# because a packet can be dearer than those before it.
+# Share of the allowed lag that one packet may take. An event waits for one packet, then for its own; less than half
+# each, because a packet can cost more than those before it.
 SHARE = 0.4
 
 
 class Buffered:
-    """A source read by a thread of its own, with room for `ROOM` events. All packets that wait come as one.
+    """Reads a source in a thread of its own, with room for `ROOM` events. All packets that wait come as one.
 
-    So a consumer that has fallen behind pays for events, not for packets: the cost of a call, and above all that of
-    taking the interpreter back from a busy reader, is paid once for all of them.
+    A consumer that has fallen behind thus pays once for a call, and for taking the interpreter back from the reader.
 
-    When the room is full the reader waits (nothing is lost), or with `drop` throws the packet away and counts it in
-    `dropped_packets` and `dropped_events`. With `thin` it does so too, but the room is hardly ever full: of the events
-    that wait, as many as the consumer can work on in less than half of `lag` seconds are kept, evenly, and
-    `thinned_events` counts the others. No event then waits for longer than the consumer worked before it, so that it is
-    done within `lag`. `clock` tells the time in seconds.
+    When the room is full:
+
+    - `wait`: the reader waits, and nothing is lost;
+    - `drop`: the reader drops the packet, and counts it in `dropped_packets` and `dropped_events`;
+    - `thin`: the same, but the room is hardly ever full. The buffer keeps as many waiting events as the consumer works
+      on in less than half of `lag` seconds, evenly, and counts the others in `thinned_events`. Each event is done
+      within `lag`.
+
+    `clock` returns the time in seconds.
     """
 
     def __init__(
@@ -51,7 +56,7 @@ class Buffered:
     ) -> None:
         self.overload, self.clock = overload, clock
         self.dropped_packets = self.dropped_events = self.thinned_events = 0
-        # When the first of the packets that are now one was received.
+        # Time at which the first of the packets that are now one was received.
         self.received = 0.0
         self._source, self._room, self._budget = source, ROOM[overload], Budget(SHARE * lag)
         self._waiting: deque[tuple[float, Events | NewStream]] = deque()
@@ -103,17 +108,17 @@ class Buffered:
                 continue
             events = joined(packets)
             if self.overload is Overload.thin:
-                kept = thinned(events, self._budget.events)
-                self.thinned_events += len(events) - len(kept)
-                events = kept
+                count = len(events)
+                events = thinned(events, self._budget.events)
+                self.thinned_events += count - len(events)
             begin = self.clock()
             yield events
             self._budget.spent(len(events), self.clock() - begin)
 
     def close(self) -> None:
-        """Take no more packets. The reader ends with the packet it is at; one that waits for its source is left behind.
+        """Take no more packets. The reader ends after its packet; a reader that waits for its source is left behind.
 
-        A thread that is at work when the interpreter ends can take the process down with it.
+        A thread that still works when the interpreter ends can crash the process.
         """
         with self._changed:
             self._closed = True
@@ -122,7 +127,7 @@ class Buffered:
             self._thread.join(0.2)
 
     def _taken(self) -> list[Events] | NewStream:
-        """All packets that wait, up to the next new stream; or that."""
+        """All packets that wait, up to the next `NewStream`; or that alone."""
         packets: list[Events] = []
         while self._waiting:
             received, packet = self._waiting[0]
@@ -141,22 +146,22 @@ class Buffered:
 
 
 class Budget:
-    """How many events can be worked on in `target` seconds, as the packets so far tell: the dearest of the last ones.
+    """Estimates how many events can be worked on in `target` seconds, from the most expensive of the last packets.
 
-    What an event costs differs from packet to packet by half, with how many others it makes fire.
+    The cost of an event varies by half from packet to packet, with the number of events that it fires.
     """
 
-    # What is left of the memory of a dear packet after another one.
+    # Factor by which the remembered cost fades with each packet.
     FADE = 0.99
 
     def __init__(self, target: float) -> None:
         self.target, self.events, self.cost = target, 1024, 0.0
 
     def spent(self, events: int, seconds: float) -> None:
-        # Only a packet that took too long, or that was as large as allowed, tells: small ones cost more per event.
+        # Small packets are ignored, because they cost more per event, unless they took too long.
         if events and (seconds > self.target or events >= self.events):
             self.cost = max(seconds / events, self.FADE * self.cost, 1e-12)
-            # By a factor of two at most: one slow packet may be another process's doing.
+            # By a factor of two at most: another process may have slowed one packet down.
             self.events = max(1, self.events // 2, min(int(self.target / self.cost), 2 * self.events))
 
 
@@ -171,8 +176,12 @@ def thinned(events: Events, keep: int) -> Events:
 
 
 def joined(packets: list[Events]) -> Events:
-    """Packets of one stream as one."""
+    """Packets of one stream as one. Packets that a source has checked, and whose times go on, stay checked."""
     if len(packets) == 1:
         return packets[0]
     pixel, times, polarity = (torch.cat([getattr(p, k) for p in packets]) for k in ("pixel", "time", "polarity"))
-    return Events(pixel, times, polarity, torch.tensor([0, len(times)]), packets[0].sensor)
+    events = Events.made(
+        pixel=pixel, time=times, polarity=polarity, splits=torch.tensor([0, len(times)]), sensor=packets[0].sensor
+    )
+    in_order = all(int(a.time[-1]) <= int(b.time[0]) for a, b in pairwise([p for p in packets if len(p)]))
+    return checked_by_source(events) if in_order and all(CHECKED in p.__dict__ for p in packets) else events

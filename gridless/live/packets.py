@@ -1,4 +1,4 @@
-"""What session and engine share: packets in, predictions out, saved state."""
+"""The base of sessions and engines: packets in, predictions out, saved state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gridless.live.table import LONGEST
 from gridless.nn.norm import BatchNorm
 from gridless.structures import Events
 
-# Layers that compute something else in training.
+# Layers whose output differs in training.
 _TRAINED = (BatchNorm, nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
@@ -25,40 +25,52 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def alone(method: _Method) -> _Method:
-    """A method that no other of the same stream runs beside, in whatever thread: compiled code runs without the GIL."""
+    """Decorate a method so that no other one of the same stream runs beside it: compiled code runs without the GIL."""
 
     @wraps(method)
-    def waits(self: Stream, *args: Any, **named: Any) -> Any:
+    def locked(self: Stream, *args: Any, **named: Any) -> Any:
         with self._lock:
             return method(self, *args, **named)
 
-    return cast(_Method, waits)
+    return cast(_Method, locked)
+
+
+# Key of packets that a source has checked for the loop. Parts and copies of a packet do not have it: unlike the mark of
+# `Events.trusted`, nobody else sets it, and the loop writes where the pixels of such a packet say.
+CHECKED = "_checked_by_source"
+
+
+def checked_by_source(events: Events) -> Events:
+    """Mark a packet that a source has made and checked, so that the engine does not check it again."""
+    events.__dict__[CHECKED] = True
+    return events
 
 
 class Prediction(NamedTuple):
-    """logits (classes) that were true at `time` (microseconds). With voxels they are those of a finished window."""
+    """Logits (classes) at `time` (microseconds); with voxels, of a finished window."""
 
     time: int
     logits: Tensor
 
 
 class Stream:
-    """One live stream through one network. Packets of any size: how the stream is cut into them changes nothing, not a
-    bit in an `Engine`, and only rounding in a `Session` of a forward that it allows.
+    """One live stream through one network, in packets of any size.
+
+    The size of packets does not change the result: not a bit in an `Engine`, and only rounding in a `Session`.
 
     The network is any module with a `plan` that begins with events and a `forward(geometry, memory)` that returns one
-    tensor. `stream(packet)` is the newest prediction that the packet brought, or None; `push` gives all of them. When
-    there is one depends on what `forward` returns:
+    tensor. `stream(packet)` returns the newest prediction of the packet, or None; `push` returns all of them.
+    Predictions are made:
 
-    - a row for every event of a stream, or the `gl.nn.Last` of them: after every event of that stream;
-    - with `VoxelMean` layers: at the end of each window of their `duration`, counted from the first event; windows
-      without events are passed over;
-    - one row otherwise, such as a `MeanPool`: at the end of each packet.
+    - after every event of a stream, if `forward` returns a row for each of them, or their `gl.nn.Last`;
+    - at the end of each window, with `VoxelMean` layers. Windows of their `duration` begin with the first event;
+      windows without events are skipped;
+    - at the end of each packet otherwise, for one row such as that of a `MeanPool`.
 
-    `predict()` answers at any moment, also in another thread: it waits for the packet that a stream is
-    taking in. A packet with a bad event is refused whole, by index and reason, and leaves the stream as it was.
+    `predict()` answers at any moment, also from another thread: it waits until the packet is done. A packet with a bad
+    event is refused as a whole, with the event's index, and the stream stays as it was.
 
-    `features` are names of modules of the network, whose values of the last packet are kept, see `features()`.
+    `features`: names of modules whose values for the last packet are kept, see `features()`.
     """
 
     events_seen: int
@@ -67,7 +79,7 @@ class Stream:
     _lock: RLock
 
     def __new__(cls, *args: Any, **named: Any) -> Self:
-        # Here, since copies are made without __init__; a lock cannot be copied.
+        # Copies are made without __init__, and a lock cannot be copied.
         stream = super().__new__(cls)
         stream._lock = RLock()
         return stream
@@ -77,27 +89,27 @@ class Stream:
         _, _, self.sensor = input_stream(model)
         for name, module in model.named_modules():
             if module.training and (module is model or isinstance(module, _TRAINED)):
-                what = f"module {name!r} of the network" if name else "the network"
-                raise ValueError(f"stream: {what} is in training mode: call model.eval() first")
+                part = f"module {name!r} of the network" if name else "the network"
+                raise ValueError(f"stream: {part} is in training mode. Call model.eval() first.")
         names = [features] if isinstance(features, str) else list(features)
         for name in names:
             if name not in dict(model.named_modules()):
-                raise ValueError(f"stream: the network has no module {name!r}, whose features could be kept")
+                raise ValueError(f"stream: features name a module {name!r}, which the network does not have")
         self._title, self._names = type(model).__name__, names
         self._prepare(model)
         self.reset()
 
-    # What a kind of stream provides.
+    # Methods of each kind of stream.
 
     def _prepare(self, model: nn.Module) -> None:
-        """Once, before anything else."""
+        """Prepare the stream for its network, once."""
 
     def reset(self) -> None:
-        """Forget everything: as before the first event."""
+        """Return to the state before the first event."""
         raise NotImplementedError
 
     def _take(self, events: Events) -> Iterable[Prediction]:
-        """Push events that were found good."""
+        """Push checked events."""
         raise NotImplementedError
 
     def _numbers(self, numbers: list[int]) -> None:
@@ -105,22 +117,22 @@ class Stream:
         self.events_seen, self.time, self.start = numbers
 
     def predict(self) -> Tensor:
-        """Logits (classes) at this moment: of the window so far, or after the last event."""
+        """Logits (classes) at this moment: for the window so far, or after the last event."""
         raise NotImplementedError
 
     def features(self, name: str) -> tuple[Events, Tensor]:
-        """What the module of this name returned for the last packet: events of its stream, and their rows (S, C)."""
+        """Output of a module for the last packet: events of its stream, and their rows (S, C)."""
         raise NotImplementedError
 
     def _memory(self) -> dict[str, Tensor]:
-        """Every tensor that the future depends on, by name, in place."""
+        """All tensors of the state, by name; not copied."""
         raise NotImplementedError
 
     def _fits(self, state: dict[str, Tensor]) -> bool:
-        """Whether a saved state, whose names, shapes and types are right, can be gone on from."""
+        """True if a saved state with the right names, shapes and types is one of this network."""
         return True
 
-    # What all kinds share.
+    # Methods of all streams.
 
     def __repr__(self) -> str:
         seen = f"{self.events_seen:,} events so far" + (f", the last at {self.time:,} us" if self.events_seen else "")
@@ -138,8 +150,10 @@ class Stream:
 
     @alone
     def push(self, packet: Any) -> Iterator[Prediction]:
-        """Take in a packet: `Events` of one recording, an array that `Events.of` takes, or one record of it. Yields
-        predictions."""
+        """Take in a packet, and return its predictions.
+
+        A packet is `Events` of one recording, an array that `Events.of` takes, or one record of it.
+        """
         events = self._events(packet)
         self._check(events)
         return iter(self._take(events))
@@ -151,57 +165,58 @@ class Stream:
         events = packet if isinstance(packet, Events) else Events.of(packet, sensor=self.sensor)
         if events.sensor != self.sensor:
             raise ValueError(
-                f"stream: the network is for a sensor of {self.sensor}, the packet is of {events.sensor}: make it fit "
-                "with gl.augment.Crop or gl.augment.PoolPixels"
+                f"stream: the network is for a sensor of {self.sensor}, the packet is of {events.sensor}. Make it fit "
+                "with gl.augment.Crop or gl.augment.PoolPixels."
             )
         if events.num_examples != 1:
-            raise ValueError(f"stream: a packet is part of one recording, this one has {events.num_examples}")
+            raise ValueError(f"stream: a packet is part of one recording, and this one has {events.num_examples}")
         if events.polarity is None:
-            raise ValueError("stream: the events of a packet need a polarity")
+            raise ValueError("stream: the events of the packet have no polarity")
         if events.padding:
-            raise ValueError(f"stream: a packet has no padding, this one has {events.padding} rows of it")
+            raise ValueError(f"stream: a packet has no padding, and this one has {events.padding} rows of it")
         if events.device.type != "cpu":
-            raise ValueError(f"stream: a live stream runs on the CPU, this packet is on {events.device}: move it")
+            raise ValueError(f"stream: the packet is on {events.device}. Move it to the CPU.")
         return events
 
     def _check(self, events: Events) -> None:
-        """Refuse by index what `Events.check` refuses, and what is before the last event."""
+        """Refuse, by its index, an event that `Events.check` refuses or that is before the last one."""
         fault = events.fault()
         if fault is None and len(events) and int(events.time[0]) < self.time:
-            words = "call reset() if the camera began anew; count on if its 32-bit counter did; leave out late events"
-            fault = 0, f"is at {int(events.time[0])} us, before the last one at {self.time} us ({words})"
+            remedy = "call reset() if the camera restarted; count on if its 32-bit counter did; leave out late events"
+            fault = 0, f"is at {int(events.time[0])} us, before the last one at {self.time} us ({remedy})"
         if fault is None and len(events) and int(events.time[-1]) >= LONGEST:
             late = int((events.time < LONGEST).sum())
             fault = late, f"is at {int(events.time[late])} us, but times end at {LONGEST}"
         if fault is not None:
             raise ValueError(f"stream: event {fault[0]} of the packet {fault[1]}; the packet was not taken")
 
-    def _kept(self, name: str) -> None:
+    def _check_name(self, name: str) -> None:
         if name not in self._names:
             raise ValueError(
-                f"the features of {name!r} were not kept: make the stream with features=[{name!r}]"
-                + (f" (kept: {', '.join(self._names)})" if self._names else "")
+                f"stream: the features of {name!r} are not kept, only those of [{', '.join(self._names)}]. "
+                f"Make the stream with features=[{name!r}]."
             )
 
     @alone
     def state_dict(self) -> dict[str, Tensor]:
-        """All that the future depends on, as tensors: a stream that loads it continues bit for bit."""
-        numbers = torch.tensor([self.events_seen, self.time, self.start])
-        return {"numbers": numbers} | {k: v.clone() for k, v in self._memory().items()}
+        """The state as tensors. A stream that loads it continues bit for bit."""
+        return {name: value.clone() for name, value in self._full_state().items()}
+
+    def _full_state(self) -> dict[str, Tensor]:
+        return {"numbers": torch.tensor([self.events_seen, self.time, self.start])} | self._memory()
 
     @alone
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from a saved state. One that does not fit is refused, and the stream stays as it was."""
-        numbers = torch.tensor([self.events_seen, self.time, self.start])
-        mine = {"numbers": numbers} | self._memory()
-        if set(state) != set(mine):
-            strange = sorted(set(state) ^ set(mine))
+        """Continue from a saved state. A state that does not fit is refused, and the stream stays as it was."""
+        own = self._full_state()
+        if set(state) != set(own):
+            strange = sorted(set(state) ^ set(own))
             raise ValueError(f"stream: this state is of another network: {strange[0]!r} is missing or unknown")
-        for name, value in mine.items():
+        for name, value in own.items():
             if state[name].shape != value.shape or state[name].dtype != value.dtype:
                 raise ValueError(
                     f"stream: this state is of another network: {name!r} is {tuple(state[name].shape)} "
-                    f"{state[name].dtype}, here it is {tuple(value.shape)} {value.dtype}"
+                    f"{state[name].dtype}, not {tuple(value.shape)} {value.dtype}"
                 )
         seen, time, start = state["numbers"].tolist()
         if seen and not (seen > 0 and 0 <= start <= time):
@@ -209,23 +224,23 @@ class Stream:
                 f"stream: this state is damaged: {seen} events, the last at {time} us, in a window from {start} us"
             )
         if not self._fits(state):
-            raise ValueError("stream: this state is of another network: of its shape, but with other weights")
-        for name, value in mine.items():
+            raise ValueError("stream: this state is of another network: one of the same shape, with other weights")
+        for name, value in own.items():
             value.copy_(state[name])
         self._numbers([seen, time, start])
 
 
 class ProgramStream(Stream):
-    """A live stream through the program of a network, which holds the weights: copies, and what was pickled, compute
-    the same, whatever becomes of the network."""
+    """A live stream through the program of a network. The program holds the weights: copies and pickled streams do not
+    depend on the network."""
 
     program: Program
 
-    # What a copy is made of, besides the state.
+    # Attributes that a copy is made from, besides the state.
     _parts: tuple[str, ...] = ("program", "sensor", "_title", "_names")
 
     def _build(self) -> None:
-        """All that is made of these parts."""
+        """Make everything else from these attributes."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -233,7 +248,7 @@ class ProgramStream(Stream):
 
     @property
     def duration(self) -> int | None:
-        """Microseconds of a window, where predictions are made at the end of each."""
+        """Microseconds of a window, if predictions are made at the end of windows."""
         return self.program.duration
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""The small products of the live engine: where rows are, and lists of rows with weights that lie in panels."""
+"""The small products of the live engine: lists of rows times weights that lie in panels."""
 
 # pyright: reportCallIssue=false
 
@@ -18,9 +18,9 @@ from gridless.kernels.products import BLOCK, lanes
 from gridless.live.simd import copy
 from gridless.live.table import A_KEPT, A_PITCH, B_KEPT, KEPT, PITCH, VALUE, A, B
 
-# ARM multiplies a vector by one element of another in one instruction, and to spread an element from memory costs as
-# much: there four steps at a time are read as a vector. With 4 rows of 4 vectors a Neoverse N1 comes to 95 % of the
-# 20 G multiply-adds/s that it can do.
+# ARM multiplies a vector by one element of another in one instruction, which costs as much as spreading an element
+# from memory. The kernel therefore reads four steps as one vector: 4 rows of 4 vectors reach 95 % of the peak of a
+# Neoverse N1 (20 G multiply-adds/s).
 BY_ELEMENT = platform.machine() in ("aarch64", "arm64") and lanes(np.float32) == 4
 # Vectors of a panel, and of the last one where columns are left over.
 PANEL = 4 if BY_ELEMENT else 2
@@ -109,9 +109,8 @@ def _add(
 def product(f, c_at, columns, i, list_at, a_at, b_at, rows, steps, lane):
     """c[list] (rows, columns) += a (rows, steps) b (steps, columns), columns a whole number of vectors.
 
-    The rows of c that a list names, and whole rows of a one behind the other. b lies in panels (the last may be half as
-    wide): all steps of the first panel, then those of the next. So that weights are read once, in order, from whichever
-    cache they are in. What a row becomes does not depend on the other rows.
+    The list names rows of c; rows of a are contiguous. b lies in panels (the last may be half as wide): all steps of
+    the first panel, then those of the next, so that weights are read once and in order. No row depends on the others.
     """
     at = 0
     while at < columns:
@@ -130,7 +129,7 @@ def product(f, c_at, columns, i, list_at, a_at, b_at, rows, steps, lane):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def spread(f, bias, to, rows, columns):
-    """Every row a copy of the bias."""
+    """Copy the bias into every row."""
     for k in range(rows):
         for c in range(0, columns, 8):
             copy(f, to + k * columns + c, bias + c)
@@ -138,7 +137,7 @@ def spread(f, bias, to, rows, columns):
 
 @njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def places(i, r, first):
-    """Where the value of row r and its inputs a and b are, of the events from `first` on."""
+    """Indices of the value of row r and of its inputs a and b, for the events from `first` on."""
     pitch = i[r + PITCH]
     to = i[r + VALUE] + (first * pitch if i[r + KEPT] else 0)
     a = i[r + A] + (first * i[r + A_PITCH] if i[r + A_KEPT] else 0)

@@ -2,8 +2,8 @@
 
     >>> print(Program.of(model))
 
-A program is what an engine runs and what C is written from: no model class is known to either. `streams` are the input
-and what LIF layers fire, every stream after the one that fires it. `rows` are values, every row after its inputs.
+An engine runs a program, and C is written from it; neither knows a class of networks. `streams` are the input and the
+streams that LIF layers fire, every stream after the one that fires it. `rows` are values, every row after its inputs.
 
 A row of a stream is a value (C) of each of its events:
 
@@ -37,12 +37,14 @@ It is made by one of the first five from a row of a stream, and then by any of t
 | reduce | (C): mean or max over all cells | kind |
 | flatten | (cells C) | |
 
-The output is a row of a stream (a prediction after each of its events), a `last` (likewise), or any other row without a
-stream: with voxels a prediction at the end of each window of `duration`, else one when it is asked for.
+The output is a row of a stream or its `last` (a prediction after each event), or any other row without a stream: a
+prediction at the end of each window of `duration` (voxels), or when it is asked for.
 """  # noqa: E501
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -51,19 +53,20 @@ from torch import nn
 
 from gridless.live.operations import of
 from gridless.live.reading import Reader, eager, private_copy
-from gridless.live.rows import Row, Stream
+from gridless.live.rows import EventStream, Row
 
-__all__ = ["Program", "Row", "Stream"]
+__all__ = ["EventStream", "Program", "Row"]
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The `streams` and `rows`; `output` is the name of a row, `duration` that of the windows of voxels, if any.
+    """The `streams` and `rows` of a network; `output` is the name of a row.
 
-    `modules` are the names of the rows that the modules of the network return.
+    `duration`: microseconds of the windows of voxels, if any. `modules`: the row that each module of the network
+    returns, by name.
     """
 
-    streams: tuple[Stream, ...]
+    streams: tuple[EventStream, ...]
     rows: tuple[Row, ...]
     output: str
     duration: int | None = None
@@ -71,7 +74,7 @@ class Program:
 
     @classmethod
     def of(cls, model: nn.Module) -> Program:
-        """The program of a network in evaluation mode, which stays as it is. What it cannot read is refused by name."""
+        """Read a network in evaluation mode, on a copy. Parts that it cannot read are refused by name."""
         return cls(*Reader(private_copy(eager(model))).parts())
 
     def __getitem__(self, name: str) -> Row:
@@ -83,8 +86,10 @@ class Program:
 
     @cached_property
     def sketch(self) -> np.ndarray:
-        """Of every array of constants a mixture and its norm, (arrays, 2) float64: those of other weights are apart.
-        Processors make constants of weights that differ in the last bit, so that no digest of them would do."""
+        """A projection and the norm of every array of constants, (arrays, 2) float64, which tell other weights apart.
+
+        A digest would not do: constants that are computed from weights differ in the last bit between processors.
+        """
         arrays = [np.array(list(stream.lif.values())) for stream in self.streams]
         arrays += [array.reshape(-1) for row in self.rows for array in row.constants.values()]
         finite = [np.where(np.isfinite(array), array, 0.0).astype(np.float64) for array in arrays]
@@ -98,7 +103,7 @@ class Program:
 
     @property
     def state_bytes(self) -> int:
-        """What must be remembered from event to event, without buffers."""
+        """Bytes of memory from event to event, without buffers."""
         return sum(part.state_bytes for part in (*self.streams, *self.rows))
 
     @property
@@ -106,7 +111,10 @@ class Program:
         return sum(row.constant_bytes for row in self.rows)
 
     def __str__(self) -> str:
-        """Each stream, then the rows that its events cause: shape, multiply-adds, bytes of constants and state."""
+        """Each stream, then the rows that its events cause: shape, multiply-adds, bytes of constants and state.
+
+        In a terminal, lines are wrapped at its width.
+        """
         lines = [("", "shape", "multiply-adds", "weights", "state")]
         for stream in (*self.streams, None):
             rows = [row for row in self.rows if row.stream == (stream and stream.name)]
@@ -114,18 +122,34 @@ class Program:
                 width, height = stream.sensor
                 lines.append((str(stream), f"{width} x {height}", "", "", _bytes(stream.state_bytes)))
             elif rows:
-                when = f"after every event of {self.answers}" if self.answers else "when asked"
-                lines.append((f"every {self.duration:,} us" if self.duration else when, "", "", "", ""))
+                asked = f"after every event of {self.answers}" if self.answers else "when asked"
+                lines.append((f"every {self.duration:,} us" if self.duration else asked, "", "", "", ""))
             for row in rows:
                 own, source = of(row).multiply_adds(row)
                 work = " + ".join([f"{own:,}"] * (own > 0) + [f"{source:,} per source event"] * (source > 0))
                 shape = " x ".join(map(str, row.shape))
                 lines.append((f"  {row}", shape, work, _bytes(row.constant_bytes), _bytes(row.state_bytes)))
         lines.append((f"output {self.output}", "", "", _bytes(self.constant_bytes), _bytes(self.state_bytes)))
-        wide = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        first = [line[0].ljust(wide[0]) for line in lines]
-        rest = ["  ".join(word.rjust(w) for word, w in zip(line[1:], wide[1:], strict=True)) for line in lines]
+        return _table(lines, shutil.get_terminal_size((UNLIMITED, 24)).columns)
+
+
+# Width of an output that is no terminal.
+UNLIMITED = 10**6
+
+
+def _table(lines: list[tuple[str, ...]], width: int) -> str:
+    """Lines in columns. Where these are too wide, the numbers of a line follow it, with the names of their columns."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    if sum(widths) + 2 * (len(widths) - 1) <= width:
+        first = [line[0].ljust(widths[0]) for line in lines]
+        rest = ["  ".join(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True)) for line in lines]
         return "\n".join(f"{a}  {b}".rstrip() for a, b in zip(first, rest, strict=True))
+    text: list[str] = []
+    for first, *cells in lines[1:]:
+        numbers = ", ".join(f"{name} {cell}" for name, cell in zip(lines[0][1:], cells, strict=True) if cell)
+        text += textwrap.wrap(first, width, subsequent_indent=" " * 6)
+        text += textwrap.wrap(numbers, width, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(text)
 
 
 def _bytes(count: int) -> str:

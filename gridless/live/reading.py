@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gridless.geometry.taps import coarser
 from gridless.live.operations import function_readers, layer_reader, of
-from gridless.live.rows import Row, Stream
+from gridless.live.rows import EventStream, Row
 from gridless.live.values import (
     VALUES,
     CauseIndex,
@@ -34,29 +34,26 @@ from gridless.live.values import (
     RowBuilder,
     Unknown,
     describe,
-)  # fmt: skip
+)
 from gridless.nn.events import polarity_features
 from gridless.plan import Plan
 
-REMEDY = (
-    "use gl.streaming.Session(model), which runs any forward that treats each row for itself outside the layers with a "
-    "memory"
-)
-ONE = "return the one that is to run live, or torch.cat of several"
+REMEDY = "use gl.streaming.Session(model), which runs any forward that treats rows alone outside layers with a memory"
+ONE = "Return the one that is to run live, or torch.cat of several."
 
 
 def eager(model: nn.Module) -> nn.Module:
-    """The module that `torch.compile` was given, or the module itself."""
+    """The module before `torch.compile`."""
     return getattr(model, "_orig_mod", model)
 
 
 def private_copy(model: nn.Module) -> nn.Module:
-    """A copy of a network on the CPU, to read or run without a change to the user's own.
+    """A copy of a network on the CPU, so that the user's own does not change.
 
-    Parts that `torch.compile` was given are in it as they were before. Attributes that cannot be copied, such as a lock
-    or a camera, are shared.
+    Parts that were compiled with `torch.compile` are eager in the copy. Attributes that cannot be copied, such as a
+    lock or a camera, are shared.
     """
-    # PyTorch copies no tensor that was computed with a gradient, such as a weight that a hook renews.
+    # deepcopy refuses tensors that were computed with a gradient, such as a weight that a hook renews.
     memo: dict[int, Any] = {
         id(value): value.detach().clone()
         for module in model.modules()
@@ -81,7 +78,7 @@ def private_copy(model: nn.Module) -> nn.Module:
 
 
 def _rebound(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
-    """A function of the user that sees the copies of what it sees; copies by the `id` of what they were made of."""
+    """A function of the user that refers to copies. `copies`: by the `id` of the original."""
 
     def copy_of(value: Any) -> Any:
         return _rebound(value, copies) if isinstance(value, FunctionType) else copies.get(id(value), value)
@@ -100,21 +97,21 @@ def _rebound(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
 
 def _uncopyable(model: nn.Module) -> list[Any]:
     values = [value for module in model.modules() for name, value in vars(module).items() if name not in _OWN]
-    found = []
+    uncopyable = []
     for value in values:
         try:
             deepcopy(value)
         except Exception:
-            found.append(value)
-    return found
+            uncopyable.append(value)
+    return uncopyable
 
 
-# Attributes with which PyTorch keeps the parts of a module.
+# Attributes that hold the parts of a module in PyTorch.
 _OWN = ("_modules", "_parameters", "_buffers")
 
 
 class Untouched:
-    """Refuses what a forward does to the parameters and buffers of a network."""
+    """Refuses a forward that changes parameters or buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.before = model, self._tensors(model)
@@ -129,14 +126,14 @@ class Untouched:
         for name, (tensor, version) in self.before.items():
             if name not in after or after[name][0] is not tensor or after[name][1] != version:
                 raise TypeError(
-                    f"stream: the forward of {type(self.model).__name__} changes {name!r}, which a live program keeps "
-                    f"as it is: change it outside of forward, or {REMEDY}"
+                    f"stream: the forward of {type(self.model).__name__} changes {name!r}, and a live program cannot. "
+                    f"Change it outside of forward, or {REMEDY}."
                 )
 
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Run a forward without gradients and without the caller's autocast; the caller's random numbers stay."""
+    """Run a forward without gradients and autocast. The caller's random numbers do not change."""
     python, numpy = random.getstate(), np.random.get_state()
     off = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
     try:
@@ -153,32 +150,32 @@ def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
     inputs = {n: s for n, s in plan.steps.items() if not s.inputs} if isinstance(plan, Plan) else {}
     if not isinstance(plan, Plan) or not any(step.op == "events" for step in inputs.values()):
         raise TypeError(
-            f"stream: {type(model).__name__} is not an event network: only those run live (modules with a plan that "
-            "begins with plan.events, such as gl.models.event_resnet)"
+            f"stream: {type(model).__name__} is not an event network. A live network has a plan that begins with "
+            "plan.events, as gl.models.event_resnet has."
         )
     if len(inputs) > 1:
-        raise ValueError(f"stream: a live network has one input, the plan of this one has {len(inputs)}")
+        raise ValueError(f"stream: a live network has one input, and the plan has {len(inputs)}")
     for name, step in plan.steps.items():
         if step.op not in ("events", "lif", "causal"):
             raise TypeError(
-                f"stream: the line {name} = {step} of the plan would see one packet alone: a live plan has lines of "
-                "events and lif, and convolutions of gl.nn between them"
+                f"stream: the line {name} = {step} of the plan would see one packet alone. A live plan has lines of "
+                "events and lif, with convolutions of gl.nn between them."
             )
     ((name, step),) = inputs.items()
     return plan, name, dict(step.settings)["sensor"]
 
 
 def packet_of(plan: Plan, events: Any) -> Any:
-    """What a live plan is called with: events, by the name of its input where it has one."""
+    """The argument of a live plan: the events, in a dict if the input has a name."""
     (name,) = (dict(step.settings).get("name") for step in plan.steps.values() if not step.inputs)
     return events if name is None else {name: events}
 
 
 class _Proxy(fx.Proxy):
-    """A value that says when it is changed in place."""
+    """A value whose changes in place become nodes of the graph."""
 
-    def _changed(self, how: Callable[..., Any], other: Any) -> fx.Proxy:
-        return self.tracer.create_proxy("call_function", how, (self, other), {})
+    def _changed(self, operation: Callable[..., Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", operation, (self, other), {})
 
     def __iadd__(self, other: Any) -> fx.Proxy:
         return self._changed(operator.iadd, other)
@@ -194,7 +191,7 @@ class _Proxy(fx.Proxy):
 
 
 class _NoRandom(TorchDispatchMode):
-    """Refuses random numbers, which a program would keep as constants, before they are drawn."""
+    """Refuses random numbers before they are drawn: a program would keep them as constants."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -202,7 +199,7 @@ class _NoRandom(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Tracer(fx.Tracer):
+class _ForwardTracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__(autowrap_functions=(polarity_features,))
         self.thread = threading.get_ident()
@@ -219,7 +216,7 @@ class _Tracer(fx.Tracer):
             raise TypeError("it uses autocast, and a live program computes in float32")
         return super().create_node(*args, **named)
 
-    # While a forward is traced, torch sends the calls and attributes of all modules here, those of other threads too.
+    # While a forward is traced, torch calls these methods for modules of other threads, too.
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         if threading.get_ident() != self.thread:
@@ -227,59 +224,59 @@ class _Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-        """What every module returns is known by its name, also where it is read through."""
+        """Note the output of every module by its name."""
         if threading.get_ident() != self.thread:
             return forward(*args, **kwargs)
-        # A part that torch.compile was given for itself is read as what it is made of.
+        # A part that was compiled on its own is read as its eager module.
         out = super().call_module(m, forward, args, kwargs) if eager(m) is m else eager(m)(*args, **kwargs)
         if isinstance(out, fx.Proxy):
             self.outputs[self.path_of_module(m)] = out.node
         return out
 
 
-# One forward is traced at a time. No process forks meanwhile: torch's classes are changed while a forward is traced.
-_TRACING = threading.RLock()
+# One forward is traced at a time, and no process forks meanwhile: tracing changes classes of torch.
+TRACING = threading.RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=lambda: _TRACING.acquire(),
-        after_in_parent=lambda: _TRACING.release(),
-        after_in_child=lambda: _TRACING.release(),
+        before=lambda: TRACING.acquire(),
+        after_in_parent=lambda: TRACING.release(),
+        after_in_child=lambda: TRACING.release(),
     )
 
-# What torch hangs before a layer's call to renew its weight.
+# Hooks of torch that renew the weight of a layer before its call.
 _RENEWING = (BasePruningMethod, WeightNorm, SpectralNorm)
 
 
 class Reader(RowBuilder):
-    """Walks the graph of a forward, with rows in place of tensors. The network is its own: tracing may change it."""
+    """Walks the graph of a forward, with rows in place of tensors. Tracing may change the network: pass a copy."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         plan, _, sensor = input_stream(model)
-        streams: dict[str, Stream] = {}
+        streams: dict[str, EventStream] = {}
         for name, step in plan.steps.items():
             settings = dict(step.settings)
             if step.op == "events":
-                streams[str(name)] = Stream(str(name), sensor)
+                streams[str(name)] = EventStream(str(name), sensor)
             elif step.op == "lif":
                 source = streams[str(step.inputs[0])]
                 grid = coarser(source.sensor, settings["stride"])
-                streams[str(name)] = Stream(str(name), grid, source.name, settings)
+                streams[str(name)] = EventStream(str(name), grid, source.name, settings)
         super().__init__(streams)
 
-    def parts(self) -> tuple[tuple[Stream, ...], tuple[Row, ...], str, int | None, dict[str, str]]:
+    def parts(self) -> tuple[tuple[EventStream, ...], tuple[Row, ...], str, int | None, dict[str, str]]:
         """Streams, rows, output, duration and modules of the program."""
         out = self.read()
         if not isinstance(out, Row):
             raise TypeError(
-                f"stream: forward must return one tensor of rows that events bring, not {describe(out)}: {ONE}"
+                f"stream: forward must return one tensor of rows that events bring, not {describe(out)}. {ONE}"
             )
         if len(out.shape) > 1:
             raise TypeError(
-                f"stream: forward must return rows of logits, not a grid ({out.name}): flatten or reduce it"
+                f"stream: forward must return rows of logits, not the grid {out.name}. Flatten or reduce it."
             )
         if len(self.durations) > 1:
-            raise ValueError(f"stream: all voxels of a network share one duration, these have {sorted(self.durations)}")
+            raise ValueError(f"stream: all voxels of a network share one duration, not {sorted(self.durations)}")
         needed = {out.name}
         for row in reversed(self.rows.values()):
             if row.name in needed:
@@ -288,7 +285,7 @@ class Reader(RowBuilder):
         windows = any(of(row).has_window for row in rows)
         duration = self.durations.pop() if windows and self.durations else None
         modules = {name: row.name for name, row in self.outputs.items() if row.name in needed}
-        # Streams that no row is of, nor one that they fire, would be fired for nothing.
+        # Leave out streams that have no rows, and fire no stream with rows.
         used = {row.stream for row in rows}
         for stream in reversed(self.streams.values()):
             used |= {stream.source} if stream.name in used else set()
@@ -296,34 +293,34 @@ class Reader(RowBuilder):
         return streams, rows, out.name, duration, modules
 
     def read(self) -> Any:
-        tracer, untouched = _Tracer(), Untouched(self.model)
+        tracer, untouched = _ForwardTracer(), Untouched(self.model)
         try:
-            with _TRACING, apart(), _NoRandom():
+            with TRACING, apart(), _NoRandom():
                 graph = tracer.trace(self.model)
         except Exception as error:
             raise TypeError(
-                f"stream: the forward of {type(self.model).__name__} cannot be read ({error}): {REMEDY}"
+                f"stream: the forward of {type(self.model).__name__} cannot be read ({error}). Change it, or {REMEDY}."
             ) from error
         untouched.check()
         self.modules = dict(self.model.named_modules())
         self.hooks("", self.model)
-        found: dict[fx.Node, Any] = {}
-        given = iter([GeometryValue(), MemoryValue()])
+        values: dict[fx.Node, Any] = {}
+        arguments = iter([GeometryValue(), MemoryValue()])
         for node in graph.nodes:
             if node.op == "placeholder":
-                found[node] = next(given, node.args[0] if node.args else None)
+                values[node] = next(arguments, node.args[0] if node.args else None)
                 continue
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: found[n])
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: values[n])
             if node.op == "output":
-                values = {name: found[at] for name, at in tracer.outputs.items()}
-                self.outputs = {name: row for name, row in values.items() if isinstance(row, Row)}
+                outputs = {name: values[at] for name, at in tracer.outputs.items()}
+                self.outputs = {name: row for name, row in outputs.items() if isinstance(row, Row)}
                 return args[0]
             try:
-                found[node] = self.node(node, args, kwargs)
-                if self.in_place(node) and isinstance(args[0], Row | PixelIndex) and found[node] is not args[0]:
-                    self.replace(found, args[0], found[node])
+                values[node] = self.node(node, args, kwargs)
+                if self.in_place(node) and isinstance(args[0], Row | PixelIndex) and values[node] is not args[0]:
+                    self.replace(values, args[0], values[node])
             except Unknown as error:
-                raise TypeError(f"stream: {error}: {REMEDY}") from None
+                raise TypeError(f"stream: {error}. Change it, or {REMEDY}.") from None
         raise AssertionError("a graph ends with its output")
 
     def node(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -333,35 +330,18 @@ class Reader(RowBuilder):
                 value = getattr(value, part)
             return value.detach()
         if node.op == "call_module":
-            layer = self.modules[str(node.target)]
-            self.name = str(node.target)
-            reader = layer_reader(layer)
-            if reader is None and not isinstance(layer, _PASSED):
-                raise Unknown(_module(self.name, layer))
-            for name, part in layer.named_modules(prefix=self.name):
-                self.hooks(name, part)
-            if reader is None:
-                return args[0]
-            try:
-                # Readers take arguments in the order in which the layer does.
-                bound = inspect.signature(layer.forward).bind(*args, **kwargs)
-            except TypeError as error:
-                raise Unknown(f"{_module(self.name, layer)} with these arguments ({error})") from None
-            bound.apply_defaults()
-            return reader(self, layer, *bound.args)
+            return self.layer(str(node.target), args, kwargs)
         target = node.target
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
-        # Under the module that calls it.
+        # The row is named after the module that calls the function.
         stack = list(node.meta.get("nn_module_stack") or ())
         self.name = f"{stack[-1]}.{name}" if stack and stack[-1] else name
         try:
             if not self.in_place(node) and not any(isinstance(a, VALUES) for a in _flat((args, kwargs))):
-                # Of constants alone.
-                return (
-                    getattr(args[0], target)(*args[1:], **kwargs)
-                    if isinstance(target, str)
-                    else target(*args, **kwargs)
-                )
+                # All arguments are constants.
+                if isinstance(target, str):
+                    return getattr(args[0], target)(*args[1:], **kwargs)
+                return target(*args, **kwargs)
             readers = [*([_GENERAL[name]] if name in _GENERAL else []), *function_readers(name)]
             for reader in readers:
                 if (value := reader(self, *args, **kwargs)) is not NotImplemented:
@@ -372,17 +352,35 @@ class Reader(RowBuilder):
             raise Unknown(f"{self.name} with these arguments ({error})") from None
         raise Unknown(f"{self.name} (an index)" if name == "getitem" else self.name)
 
+    def layer(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Read the call of a layer."""
+        layer, self.name = self.modules[name], name
+        reader = layer_reader(layer)
+        if reader is None and not isinstance(layer, _PASSED):
+            raise Unknown(_module(name, layer))
+        for part_name, part in layer.named_modules(prefix=name):
+            self.hooks(part_name, part)
+        if reader is None:
+            return args[0]
+        try:
+            # Readers take arguments in the layer's order.
+            bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+        except TypeError as error:
+            raise Unknown(f"{_module(name, layer)} with these arguments ({error})") from None
+        bound.apply_defaults()
+        return reader(self, layer, *bound.args)
+
     @torch.no_grad()
     def hooks(self, name: str, layer: nn.Module) -> None:
-        """Renew the weights of a layer as its call would; refuse what else would run with it."""
+        """Renew the weights of a layer as its call would; refuse other hooks."""
         for hook in (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()):
             if not isinstance(hook, _RENEWING):
-                what = _module(name, layer) if name else "the network"
-                raise TypeError(f"stream: {what} has a forward hook, which would not run: remove it, or {REMEDY}")
+                part = _module(name, layer) if name else "the network"
+                raise TypeError(f"stream: {part} has a forward hook, which would not run. Remove it, or {REMEDY}.")
             hook(layer, ())
 
     def in_place(self, node: fx.Node) -> bool:
-        """Whether a node changes its first argument itself."""
+        """True if a node changes its first argument in place."""
         if node.op == "call_module":
             return getattr(self.modules[str(node.target)], "inplace", False)
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
@@ -392,12 +390,12 @@ class Reader(RowBuilder):
             or node.kwargs.get("inplace", False) is True
         )
 
-    def replace(self, found: dict[fx.Node, Any], old: Row | PixelIndex, new: Any) -> None:
-        """A value that was changed in place is the new one wherever it is used from now on."""
+    def replace(self, values: dict[fx.Node, Any], old: Row | PixelIndex, new: Any) -> None:
+        """Replace a value that was changed in place wherever it is used from now on."""
         rows = [row for row in self.rows.values() if of(row).is_part]
         if isinstance(old, Row) and any(old is row or old.name in row.inputs for row in rows):
             raise Unknown(f"{self.name}, which changes a value and its parts in place,")
-        found.update({node: new for node, value in found.items() if value is old})
+        values.update({node: new for node, value in values.items() if value is old})
 
 
 def _flat(values: Any) -> list[Any]:
@@ -412,7 +410,7 @@ def _module(name: str, layer: nn.Module) -> str:
     return f"layer {name!r} ({type(layer).__name__})"
 
 
-# What is no operation: parts of the geometry, other types, and what is the same in evaluation.
+# Functions that are no operation: parts of the geometry, other types, layers that do nothing in evaluation.
 
 _PASSED = (nn.Dropout, nn.Identity)
 
@@ -454,7 +452,7 @@ def _convert(r: RowBuilder, x: Any, *args: Any, **kwargs: Any) -> Any:
     kinds = [kind for kind in (*args, *kwargs.values()) if isinstance(kind, torch.dtype)]
     if isinstance(x, Row) and (r.name.endswith(("long", "int")) or {*kinds} - {torch.float32, torch.float64}):
         raise Unknown(f"{r.name} (a value rounded to {kinds[0] if kinds else 'whole numbers'})")
-    # In torch a copy of float32, which later changes in place leave as it is.
+    # In torch this copies float32, and later changes in place do not change the copy.
     is_copy = isinstance(x, Row) and (r.name.endswith("double") or torch.float64 in kinds)
     return function_readers("clone")[0](r, x) if is_copy else x
 

@@ -1,4 +1,4 @@
-"""What a live program is made of: streams of events, and rows of work."""
+"""The parts of a live program: streams of events, and rows of work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Stream:
-    """The input (`source` is None), or the events that `source` fires; `lif` are the settings of `gl.geometry.lif`."""
+class EventStream:
+    """The input (`source` is None), or the events that `source` fires. `lif`: the settings of `gl.geometry.lif`."""
 
     name: str
     sensor: tuple[int, int]
@@ -28,13 +28,13 @@ class Stream:
         return 12 * self.pixels if self.source else 0
 
     def __str__(self) -> str:
-        how = ", ".join(f"{k}={v:g}" for k, v in self.lif.items())
-        return f"{self.name} = {f'lif({self.source}, {how})' if self.source else 'events()'}"
+        settings = ", ".join(f"{k}={v:g}" for k, v in self.lif.items())
+        return f"{self.name} = {f'lif({self.source}, {settings})' if self.source else 'events()'}"
 
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """A value: of each event of `stream`, or without a stream."""
+    """A value: one for each event of `stream`; or one value of the whole window, without a stream."""
 
     name: str
     operation: str
@@ -58,5 +58,5 @@ class Row:
         return sum(array.nbytes for array in self.constants.values())
 
     def __str__(self) -> str:
-        words = [*self.inputs, *(f"{k}={v}" for k, v in self.settings.items())]
-        return f"{self.name} = {self.operation}({', '.join(words)})"
+        arguments = [*self.inputs, *(f"{k}={v}" for k, v in self.settings.items())]
+        return f"{self.name} = {self.operation}({', '.join(arguments)})"

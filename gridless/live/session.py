@@ -1,4 +1,4 @@
-"""The same PyTorch `forward`, packet by packet: short, obviously right, and what the engine is tested against."""
+"""The same PyTorch `forward`, packet by packet: the short reference that the engine is tested against."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from gridless.structures import Events, Geometry
 class Session(Stream):
     """A live stream through the network's own layers, with their memory passed in and out; any precision.
 
-    Outside the layers with a memory, `forward` must treat each row for itself: what mixes the rows of different events,
-    such as a sum or a mean over them, would see one packet alone, and depend on how the stream is cut.
+    Outside the layers with a memory, `forward` must treat each row for itself. An operation over the rows of several
+    events, such as a mean, would see one packet alone, and depend on the size of packets.
     """
 
     def _prepare(self, model: nn.Module) -> None:
@@ -36,64 +36,64 @@ class Session(Stream):
         self._noted = {n: layer for n, layer in layers.items() if n in self._names or isinstance(layer, Last)}
         self._remember: set[nn.Module] = set()
         called = self._look()
-        found = {layer.duration for layer in called if isinstance(layer, VoxelMean)}
-        found |= {layer.every for layer in called if isinstance(layer, LeakyCount)}
-        durations = sorted(duration for duration in found if duration is not None)
+        windows = {layer.duration for layer in called if isinstance(layer, VoxelMean)}
+        windows |= {layer.every for layer in called if isinstance(layer, LeakyCount)}
+        durations = sorted(duration for duration in windows if duration is not None)
         if len(durations) > 1:
-            raise ValueError(f"stream: all voxels of a network share one duration, these have {durations}")
+            raise ValueError(f"stream: all voxels of a network share one duration, not {durations}")
         self.duration: int | None = durations[0] if durations else None
 
     @torch.no_grad()
     def _look(self) -> set[nn.Module]:
-        """The layers that a forward calls; and which of them remember, and of which streams rows are."""
+        """The layers that a forward calls. Also finds those with a memory, and the streams of outputs."""
         called: set[nn.Module] = set()
-        notes = [m.register_forward_hook(lambda m, args, out: called.add(m)) for m in self.model.modules()]
+        hooks = [m.register_forward_hook(lambda m, args, out: called.add(m)) for m in self.model.modules()]
         memory: dict[Any, Any] = {}
         geometry = self._numbered()
         try:
             out = self._called(geometry, memory)
         finally:
-            for note in notes:
-                note.remove()
+            for hook in hooks:
+                hook.remove()
         self._remember = called.intersection(memory)
         if not isinstance(out, Tensor) or out.ndim != 2:
             kind = f"{out.ndim} axes" if isinstance(out, Tensor) else type(out).__name__
-            raise TypeError(f"stream: forward must return one tensor of rows, not {kind}: {ONE}")
+            raise TypeError(f"stream: forward must return one tensor of rows, not {kind}. {ONE}")
         streams = {len(events): name for name, events in geometry.items() if isinstance(events, Events)}
         self._streams: dict[str, str] = {}
         for name in self._names:
             rows = self._returned[name][-1][1] if name in self._returned else None
             if not isinstance(rows, Tensor) or not rows.ndim or len(rows) not in streams:
-                raise ValueError(f"stream: what {name!r} returns is not a row for every event of a stream")
+                raise ValueError(f"stream: module {name!r} does not return a row for every event of a stream")
             self._streams[name] = streams[len(rows)]
         self._each = streams.get(len(out))
         if self._each is None and len(out) != 1:
             raise ValueError(
-                "stream: forward must return one row, or a row for every event of a stream: keep those of one stream, "
-                "or reduce them with gl.nn.Last, MeanPool or MaxPool"
+                f"stream: forward returns {len(out)} rows, not one, nor one for every event of a stream. Keep the rows "
+                "of one stream, or reduce them with gl.nn.Last, MeanPool or MaxPool."
             )
         return called
 
     def _numbered(self) -> Geometry:
-        """A packet of which every stream has another number of events: not 1, no sum of others, and not near them."""
+        """A packet in which the number of events tells streams apart: it is not 1, and no sum of others."""
         plan: Any = self.model.plan
-        made: dict[str, Any] = dict(plan.step(packet_of(plan, self._nothing()))[0])
-        names = [name for name, value in made.items() if isinstance(value, Events)]
+        geometry: dict[str, Any] = dict(plan.step(packet_of(plan, self._nothing()))[0])
+        names = [name for name, value in geometry.items() if isinstance(value, Events)]
         for n, name in enumerate(names):
             count = 16 * (len(names) + 1 + n)
-            zeros, like = torch.zeros(count, dtype=torch.int64), made[name]
+            zeros, like = torch.zeros(count, dtype=torch.int64), geometry[name]
             pixel, polarity = zeros[:, None].expand(-1, 2).int(), None if like.polarity is None else zeros.bool()
             events = Events(pixel, zeros, polarity, torch.tensor([0, count]), like.sensor)
             if like.cause is not None:
-                events = replace(events, cause=zeros, num_parent=len(made[plan.steps[name].inputs[0]]))
-            made[name] = events.trusted()
-        return Geometry(made)
+                events = replace(events, cause=zeros, num_parent=len(geometry[plan.steps[name].inputs[0]]))
+            geometry[name] = events.trusted()
+        return Geometry(geometry)
 
     @alone
     def reset(self) -> None:
         self._numbers([0, -(2**63), 0])
         self._lif: dict[str, Any] | None = None
-        # Of each call of a layer in a forward, (layer, which): what it remembers.
+        # Memory of each call of a layer in a forward, by (layer, number of the call).
         self._layers: dict[Any, Any] = {}
         self._parts: dict[str, list[tuple[Events, Tensor]]] = {name: [] for name in self._names}
         # An empty packet gives every layer its memory.
@@ -119,7 +119,7 @@ class Session(Stream):
         return geometry, out
 
     def _called(self, geometry: Geometry, memory: dict[Any, Any]) -> Any:
-        """The forward. The n-th call of a layer has the n-th memory of the layer, under its own name while it runs."""
+        """Run the forward. The n-th call of a layer finds the n-th memory under the layer's own name."""
         calls: Counter[nn.Module] = Counter()
         self._returned: dict[str, list[tuple[Any, Any]]] = {}
 
@@ -134,7 +134,7 @@ class Session(Stream):
 
         hooks = [layer.register_forward_pre_hook(begin) for layer in self._remember]
         hooks += [layer.register_forward_hook(end) for layer in self._remember]
-        # What these layers were given, and what they return.
+        # Inputs and outputs of the noted layers.
         for name, layer in self._noted.items():
             hooks.append(layer.register_forward_hook(partial(_note, self._returned, name), with_kwargs=True))
         try:
@@ -160,7 +160,7 @@ class Session(Stream):
                 predictions.append(Prediction(self.start + self.duration, self.predict()))
             self._layers = {key: _emptied(state) for key, state in self._layers.items()}
             self.start += int((times[end] - self.start) // self.duration) * self.duration
-            # The events so far lie in windows that have ended.
+            # All events before `end` lie in windows that have ended.
             at = end
         if at < len(times):
             predictions += self._advance(events[at:] if at else events)
@@ -168,7 +168,7 @@ class Session(Stream):
         return predictions
 
     def _advance(self, events: Events) -> list[Prediction]:
-        """Events of one window; the predictions that they bring by themselves."""
+        """Push events of one window, and return the predictions after them."""
         geometry, out = self._forward(events)
         for name in self._names:
             self._parts[name].append((geometry[self._streams[name]], self._returned[name][-1][1]))
@@ -178,13 +178,11 @@ class Session(Stream):
             stream, rows = self._each, out
             self._newest = torch.cat([self._newest, out])[-1:]
         else:
-            lasts = [(layer, pair) for n, layer in self._noted.items() for pair in self._returned.get(n, ())]
-            found = [
-                (layer.stream, values) for layer, (values, result) in lasts if result is out and isinstance(layer, Last)
-            ]
-            if not found:
+            calls = [(layer, call) for n, layer in self._noted.items() for call in self._returned.get(n, ())]
+            lasts = [(m.stream, values) for m, (values, result) in calls if result is out and isinstance(m, Last)]
+            if not lasts:
                 return [Prediction(int(events.time[-1]), out[0])]
-            stream, rows = found[0]
+            stream, rows = lasts[0]
         return [Prediction(int(t), row) for t, row in zip(geometry[stream].time, rows, strict=True)]
 
     @alone
@@ -195,11 +193,11 @@ class Session(Stream):
 
     @alone
     def features(self, name: str) -> tuple[Events, Tensor]:
-        self._kept(name)
+        self._check_name(name)
         parts = self._parts[name] or [self._none[name]]
         if len(parts) == 1:
             return parts[0]
-        # The parts of a packet in several windows.
+        # The packet was cut at windows.
         pixel, time = (torch.cat([getattr(events, part) for events, _ in parts]) for part in ("pixel", "time"))
         ends = torch.tensor([0, len(time)])
         return Events(pixel, time, None, ends, parts[0][0].sensor), torch.cat([rows for _, rows in parts])
@@ -220,7 +218,7 @@ class Session(Stream):
 
 
 def _emptied(state: Any) -> Any:
-    """What is left of a memory at the end of a window."""
+    """A memory after the end of a window."""
     if isinstance(state, VoxelMemory):
         return state._replace(total=torch.zeros_like(state.total), count=torch.zeros_like(state.count))
     return state

@@ -1,12 +1,13 @@
-"""Eight or sixteen float32 at a time, in LLVM vectors: the traces of the live engine fade, take in, and are read.
+"""Vectors of float32 in LLVM: the traces of the live engine fade, take in events, and are read.
 
 LLVM does not vectorise these loops by itself: they are short, and their arrays might overlap for all it knows. Offsets
-count elements from the beginning of the arrays. Nothing is checked here.
+count elements from the beginning of the array. Bounds are not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 from llvmlite import ir
@@ -19,7 +20,7 @@ from gridless.ops.event_conv.reference import CUTOFF
 
 _F32 = ir.FloatType()
 
-# What a trace of less than this could add is lost in the rounding of any sum; zero is cheaper than subnormal numbers.
+# Traces below this are set to zero: they are lost in the rounding of any sum, and subnormal numbers are slow.
 _TINY = 1e-30
 
 
@@ -31,8 +32,35 @@ def _place(context: Any, builder: Any, ty: Any, array: Any, at: Any, count: int 
     return builder.bitcast(element(context, builder, ty, array, at), ir.VectorType(_F32, count).as_pointer())
 
 
+def _vector_operation(value: Callable[..., Any], places: int, scalars: int = 0, width: int = 0) -> Any:
+    """An intrinsic f(x, to, *places, *scalars): x[to:][:width] = value(builder, *vectors at the places, *scalars).
+
+    With `width` 0 the width is a literal number, the first argument.
+    """
+    names = [*([] if width else ["width"]), "x", "to", *(f"place{k}" for k in range(places))]
+    names += [f"scalar{k}" for k in range(scalars)]
+    first = names.index("x")
+
+    def typed(typingctx: Any, *kinds: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            count = width or signature.args[0].literal_value
+            x, to, *rest = args[first:]
+            pointers = [_place(context, builder, signature.args[first], x, at, count) for at in (to, *rest[:places])]
+            vectors = [builder.load(pointer, align=4) for pointer in pointers[1:]]
+            numbers = [splat(builder, scalar, count) for scalar in rest[places:]]
+            builder.store(value(builder, *vectors, *numbers), pointers[0], align=4)
+            return context.get_dummy_value()
+
+        return types.none(*kinds[: first + 1], *(types.int64,) * (places + 1), *(types.float32,) * scalars), emit
+
+    # Numba reads the number of arguments from the signature.
+    parameters = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in ("typingctx", *names)]
+    typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return intrinsic(prefer_literal=True)(typed)
+
+
 def _decay(builder: Any, x: Any) -> Any:
-    """exp(-x) for x >= 0: 2^n e^r with r in +-ln 2 / 2, relative error 2e-7; 0 beyond the cutoff."""
+    """exp(-x) for x >= 0, as 2^n e^r with r in +-ln 2 / 2. The relative error is 2e-7; 0 beyond the cutoff."""
     fused, count = ("contract",), x.type.count
 
     def number(value: float, kind: ir.Type = _F32) -> ir.Constant:
@@ -62,83 +90,38 @@ def _faded(builder: Any, trace: Any, factor: Any) -> Any:
     return builder.select(large, z, _all(0.0, count=count))
 
 
-@intrinsic(prefer_literal=True)
-def decays(typingctx: Any, count: Any, out: Any, to: Any, rate: Any, at: Any, age: Any) -> Any:
-    """out[to:][:count] = exp(-rate[at:][:count] age), for a literal count."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        n = signature.args[0].literal_value
-        pick = _place(context, builder, signature.args[3], args[3], args[4], n)
-        x = builder.fmul(builder.load(pick, align=4), splat(builder, args[5], n))
-        builder.store(_decay(builder, x), _place(context, builder, signature.args[1], args[1], args[2], n), align=4)
-        return context.get_dummy_value()
-
-    return types.none(count, out, types.int64, rate, types.int64, types.float32), emit
-
-
-@intrinsic(prefer_literal=True)
-def enter(typingctx: Any, count: Any, trace: Any, at: Any, x: Any, x_at: Any, factor: Any) -> Any:
-    """trace[at:][:count] = trace[at:][:count] factor + x[x_at:][:count], for a literal count."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        n = signature.args[0].literal_value
-        place = _place(context, builder, signature.args[1], args[1], args[2], n)
-        z = _faded(builder, builder.load(place, align=4), splat(builder, args[5], n))
-        new = builder.load(_place(context, builder, signature.args[3], args[3], args[4], n), align=4)
-        builder.store(builder.fadd(z, new), place, align=4)
-        return context.get_dummy_value()
-
-    return types.none(count, trace, types.int64, x, types.int64, types.float32), emit
-
-
-@intrinsic(prefer_literal=True)
-def read(typingctx: Any, count: Any, out: Any, to: Any, trace: Any, at: Any, factor: Any) -> Any:
-    """out[to:][:count] = trace[at:][:count] factor, for a literal count."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        n = signature.args[0].literal_value
-        z = builder.load(_place(context, builder, signature.args[3], args[3], args[4], n), align=4)
-        z = builder.fmul(z, splat(builder, args[5], n))
-        builder.store(z, _place(context, builder, signature.args[1], args[1], args[2], n), align=4)
-        return context.get_dummy_value()
-
-    return types.none(count, out, types.int64, trace, types.int64, types.float32), emit
-
-
-def _elementwise(count: int, value: Callable[..., Any]) -> Any:
-    """f(x, to, *places): x[to:][:8] = value of x[place:][:8] of `count` places, all in one array."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to, *places = (_place(context, builder, signature.args[0], args[0], at) for at in args[1:])
-        builder.store(value(builder, *(builder.load(place, align=4) for place in places)), to, align=4)
-        return context.get_dummy_value()
-
-    def one(typingctx: Any, x: Any, to: Any, a: Any) -> Any:
-        return types.none(x, *(types.int64,) * 2), emit
-
-    def two(typingctx: Any, x: Any, to: Any, a: Any, b: Any) -> Any:
-        return types.none(x, *(types.int64,) * 3), emit
-
-    def three(typingctx: Any, x: Any, to: Any, a: Any, b: Any, c: Any) -> Any:
-        return types.none(x, *(types.int64,) * 4), emit
-
-    return intrinsic((one, two, three)[count - 1])
-
-
 def _affine(builder: Any, x: Any, scale: Any, shift: Any) -> Any:
     return builder.fadd(builder.fmul(x, scale, flags=("contract",)), shift, flags=("contract",))
 
 
 def _relu(builder: Any, x: Any) -> Any:
-    # Not a number stays so.
+    # NaN stays NaN.
     return builder.select(builder.fcmp_ordered("<", x, _all(0.0)), _all(0.0), x)
 
 
-copy = _elementwise(1, lambda builder, x: x)
-relu = _elementwise(1, _relu)
-add = _elementwise(2, lambda builder, x, y: builder.fadd(x, y))
-multiply = _elementwise(2, lambda builder, x, y: builder.fmul(x, y))
-affine = _elementwise(3, _affine)
+def _entered(builder: Any, trace: Any, x: Any, factor: Any) -> Any:
+    return builder.fadd(_faded(builder, trace, factor), x)
+
+
+def _decays(builder: Any, rate: Any, age: Any) -> Any:
+    """exp(-rate age)"""
+    return _decay(builder, builder.fmul(rate, age))
+
+
+copy = _vector_operation(lambda builder, x: x, 1, width=8)
+relu = _vector_operation(_relu, 1, width=8)
+add = _vector_operation(lambda builder, x, y: builder.fadd(x, y), 2, width=8)
+multiply = _vector_operation(lambda builder, x, y: builder.fmul(x, y), 2, width=8)
+affine = _vector_operation(_affine, 3, width=8)
+
+# (width, x, to, rate, age): exp(-rate age).
+decays = _vector_operation(_decays, 1, 1)
+# (width, x, to, trace, event, factor): trace factor + event. (x, to, trace, event, rate, age): each with its own rate.
+enter = _vector_operation(_entered, 2, 1)
+enter_each = _vector_operation(lambda b, trace, x, rate, age: _entered(b, trace, x, _decays(b, rate, age)), 3, 1, 8)
+# (width, x, to, trace, factor): trace factor. (x, to, trace, rate, age): each with its own rate.
+read = _vector_operation(lambda builder, trace, factor: builder.fmul(trace, factor), 1, 1)
+read_each = _vector_operation(lambda b, trace, rate, age: b.fmul(trace, _decays(b, rate, age)), 2, 1, 8)
 
 
 @intrinsic
@@ -161,7 +144,7 @@ def mean(typingctx: Any, f: Any, to: Any, x_at: Any, d: Any, at: Any, left: Any,
 
 @intrinsic
 def pointer(typingctx: Any, address: Any) -> Any:
-    """An address as what `numba.carray` takes."""
+    """Convert an address to the pointer that `numba.carray` takes."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
@@ -170,7 +153,7 @@ def pointer(typingctx: Any, address: Any) -> Any:
 
 
 def _load(kind: Any) -> Any:
-    """The element `index` of an array of this type at an address."""
+    """An intrinsic (address, index): the element `index` of an array of this type at an address."""
 
     def typed(typingctx: Any, address: Any, index: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -183,32 +166,3 @@ def _load(kind: Any) -> Any:
 
 
 load8, load32, load64 = _load(types.int8), _load(types.int32), _load(types.int64)
-
-
-@intrinsic
-def enter_each(typingctx: Any, trace: Any, at: Any, x: Any, x_at: Any, rate: Any, rate_at: Any, age: Any) -> Any:
-    """As `enter`, every element with a rate of its own."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _place(context, builder, signature.args[0], args[0], args[1])
-        rates = builder.load(_place(context, builder, signature.args[4], args[4], args[5]), align=4)
-        factor = _decay(builder, builder.fmul(rates, splat(builder, args[6], 8)))
-        new = builder.load(_place(context, builder, signature.args[2], args[2], args[3]), align=4)
-        builder.store(builder.fadd(_faded(builder, builder.load(place, align=4), factor), new), place, align=4)
-        return context.get_dummy_value()
-
-    return types.none(trace, types.int64, x, types.int64, rate, types.int64, types.float32), emit
-
-
-@intrinsic
-def read_each(typingctx: Any, out: Any, to: Any, trace: Any, at: Any, rate: Any, rate_at: Any, age: Any) -> Any:
-    """As `read`, every element with a rate of its own."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        rates = builder.load(_place(context, builder, signature.args[4], args[4], args[5]), align=4)
-        factor = _decay(builder, builder.fmul(rates, splat(builder, args[6], 8)))
-        z = builder.fmul(builder.load(_place(context, builder, signature.args[2], args[2], args[3]), align=4), factor)
-        builder.store(z, _place(context, builder, signature.args[0], args[0], args[1]), align=4)
-        return context.get_dummy_value()
-
-    return types.none(out, types.int64, trace, types.int64, rate, types.int64, types.float32), emit

@@ -1,14 +1,13 @@
-"""Where live packets come from: a recording, a byte stream, a socket, a camera. Each source is an iterator of Events.
+"""Sources of live packets: a recording, a byte stream, a socket, a camera. Each source is an iterator of `Events`.
 
 The byte stream is a sequence of frames, little-endian: the four bytes GLE2, a uint32 that counts frames from 0, the
 number of events as a uint32, the number of the session as a uint32, then 16 bytes per event: int64 time in
-microseconds, uint16 x, uint16 y, uint8 polarity (1 is ON), and three bytes of no meaning. A sender draws a session
-number when it starts. Frames of the first version begin with GLE1 and have no session number: all of them are one
-session. Over UDP one datagram is one frame. Events of a session are in order of time, within a frame and from frame to
-frame.
+microseconds, uint16 x, uint16 y, uint8 polarity (1 is ON), and three bytes of padding. A sender draws a session number
+when it starts. Frames of the first version begin with GLE1 and have no session number: all of them are one session.
+Over UDP one datagram is one frame. Events of a session are in order of time, within a frame and from frame to frame.
 
-Every source takes `sensor`, the size of the camera, and `fit`, what is done to its events before they are packets (see
-`Fit`); without it they are packets as they are.
+Every source takes `sensor`, the size of the camera, and `fit`, a function that makes its events fit the network (see
+`Fit`). Frames are checked once, after `fit`; the engine does not check them again.
 """
 
 from __future__ import annotations
@@ -19,59 +18,60 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 
-from gridless.augment.events import Crop, PoolPixels
+from gridless.augment.events import Crop
+from gridless.live.packets import checked_by_source
 from gridless.live.table import LONGEST
 from gridless.structures import Events
+from gridless.structures.events import as_sensor
 
 MAGIC, MAGIC_2 = b"GLE1", b"GLE2"
 RECORD = np.dtype([("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "u1"), ("pad", "V3")])
 HEADER, HEADER_2 = struct.Struct("<4sII"), struct.Struct("<4sIII")
 TIME = struct.Struct("<q")
 MOST = 1 << 20  # events per frame
-SIDE = 1 << 16  # pixels along a side of the largest sensor that frames can tell of
+SIDE = 1 << 16  # pixels along a side of the largest sensor that a frame can describe
 
 # Microseconds by which a socket's times may jump.
 JUMP = 10_000_000
 # Microseconds that a frame may be ahead of the clock without another one that continues it.
 AHEAD = 100_000
 
-# Seconds of silence after which a socket may end, at most.
+# The longest silence, in seconds, after which a socket may end.
 SILENCE = 10**9
 
-# Seconds that are waited at a time: on Windows, Ctrl-C ends no wait.
+# Seconds of one wait: on Windows, Ctrl-C does not interrupt a wait.
 MOMENT = 1.0
 
-# Datagrams, and their bytes, that are read from a socket before any of them is worked on, at most: they are one packet,
-# which is worked on, dropped or thinned as a whole.
+# Limits of a burst: datagrams, and their bytes, that are read from a socket before any of them is worked on.
 BURST, BURST_BYTES = 64, 1 << 16
 
-# Frames that can have been lost at once; numbers that are further apart were counted by another sender.
+# Frames that can have been lost at once. A larger gap means that another sender counted.
 GAP = 1 << 20
 
 
 def encode(events: Events, number: int = 0, session: int | None = None) -> bytes:
-    """One frame; of the first version where no session number is given."""
+    """Encode events as one frame; without a session number, as a frame of the first version."""
     end = len(events) - events.padding
     if end > MOST:
-        raise ValueError(f"a frame holds at most {MOST} events, not {end}: send several")
+        raise ValueError(f"encode: a frame holds at most {MOST} events, not {end}. Send several frames.")
     if events.num_examples != 1:
-        raise ValueError(f"a frame is part of one recording, not of {events.num_examples}: encode them one by one")
+        raise ValueError(f"encode: a frame is part of one recording, not of {events.num_examples}. Encode one by one.")
     if events.polarity is None:
-        raise ValueError("only events with a polarity can be sent")
+        raise ValueError("encode: the events have no polarity. A frame needs one.")
     events.check("encode")
     pixel = events.pixel[:end].numpy()
     if end and pixel.max() >= SIDE:
         row = int((pixel >= SIDE).any(1).argmax())
         raise ValueError(
-            f"encode: event {row} is at pixel {tuple(pixel[row].tolist())}, but a frame has 16 bits for x and for y: "
-            "crop or pool the events first (gl.augment.Crop, gl.augment.PoolPixels)"
+            f"encode: event {row} is at pixel {tuple(pixel[row].tolist())}, but a frame has 16 bits for x and for y. "
+            "Crop or pool the events first (gl.augment.Crop, gl.augment.PoolPixels)."
         )
     record = np.zeros(end, RECORD)
     record["t"], record["p"] = events.time[:end].numpy(), events.polarity[:end].numpy()
@@ -82,7 +82,7 @@ def encode(events: Events, number: int = 0, session: int | None = None) -> bytes
 
 
 class _Header(NamedTuple):
-    """Of a frame: its session, None in the first version, and the bytes before its events."""
+    """Header of a frame: session (None in the first version), number, events, and its own bytes."""
 
     session: int | None
     number: int
@@ -93,7 +93,7 @@ class _Header(NamedTuple):
 def _header(data: bytes, where: str) -> _Header:
     magic, number, count = HEADER.unpack_from(data)
     if magic not in (MAGIC, MAGIC_2):
-        raise ValueError(f"{where}: expected a frame that begins with {MAGIC!r} or {MAGIC_2!r}, found {magic!r}")
+        raise ValueError(f"{where}: a frame begins with {MAGIC!r} or {MAGIC_2!r}, not with {magic!r}")
     if count > MOST:
         raise ValueError(f"{where}: frame {number} claims {count} events; at most {MOST} are allowed")
     if magic == MAGIC:
@@ -103,21 +103,21 @@ def _header(data: bytes, where: str) -> _Header:
     return _Header(HEADER_2.unpack_from(data)[3], number, count, HEADER_2.size)
 
 
-def _events(parts: Sequence[bytes | memoryview], sensor: tuple[int, int]) -> Events:
-    """The events of the records of several frames, checked: one copy, from the bytes to the columns."""
+def _events(parts: Sequence[bytes | memoryview], sensor: tuple[int, int], fit: Callable[[Events], Events]) -> Events:
+    """The records of several frames as a batch with one recording for each frame: copied once, then checked."""
     records = [np.frombuffer(part, RECORD) for part in parts]
-    ends = np.cumsum([0, *map(len, records)])
-    pixel, time = np.empty((ends[-1], 2), np.int32), np.empty(ends[-1], np.int64)
-    polarity = np.empty(ends[-1], np.uint8)
-    for part, at, end in zip(records, ends, ends[1:], strict=False):
+    splits = np.cumsum([0, *map(len, records)])
+    pixel, time = np.empty((splits[-1], 2), np.int32), np.empty(splits[-1], np.int64)
+    polarity = np.empty(splits[-1], np.uint8)
+    for part, at, end in zip(records, splits, splits[1:], strict=False):
         pixel[at:end, 0], pixel[at:end, 1], time[at:end], polarity[at:end] = part["x"], part["y"], part["t"], part["p"]
     if len(polarity) and polarity.max() > 1:
         raise ValueError(f"event {int((polarity > 1).argmax())} has the polarity {polarity.max()}, which is not 0 or 1")
-    columns = torch.from_numpy(pixel), torch.from_numpy(time), torch.from_numpy(polarity.view(np.bool_))
-    events = Events(*columns, torch.tensor([0, len(time)]), sensor)
+    if len(time) and int(time.max()) >= LONGEST:
+        raise ValueError(f"its events reach to {int(time.max())} us, but times end at {LONGEST}")
+    columns = [torch.from_numpy(column) for column in (pixel, time, polarity.view(np.bool_), splits)]
+    events = fit(Events.made(**dict(zip(("pixel", "time", "polarity", "splits"), columns)), sensor=as_sensor(sensor)))
     events.check("Events.of")
-    if len(events) and int(time[-1]) >= LONGEST:
-        raise ValueError(f"its events reach to {int(time[-1])} us, but times end at {LONGEST}")
     return events
 
 
@@ -127,10 +127,10 @@ def _as_it_is(events: Events) -> Events:
 
 @dataclass(frozen=True)
 class Fit:
-    """Events of a camera as events of a network with another sensor.
+    """Makes the events of a camera fit a network with another sensor, and checks them.
 
     Camera pixel `crop` (x, y) becomes the network's pixel (0, 0), and `pool` x `pool` camera pixels become one. Events
-    that then lie outside the network's sensor are left out where `crop` or `drop` says so, and are refused otherwise.
+    that then lie outside the network's sensor are left out with `crop` or `drop`, and refused otherwise.
     """
 
     sensor: tuple[int, int]
@@ -142,16 +142,23 @@ class Fit:
         width, height = (self.pool * side for side in self.sensor)
         if self.crop is not None or self.drop:
             events = Crop(*(self.crop or (0, 0)), width, height)(events)
-        elif events.sensor != (width, height):
-            x, y = (int(v) for v in events.pixel.amax(0)) if len(events) else (0, 0)
-            if x >= width or y >= height:
-                raise ValueError(
-                    f"events reach to pixel ({x}, {y}), outside the {width} x {height} pixels that the network sees: "
-                    "choose its part of the sensor with --crop X,Y, make N x N pixels one with --pool N, or leave out "
-                    "what is outside with --repair drop"
-                )
-            events = replace(events, sensor=(width, height))
-        return PoolPixels(self.pool)(events) if self.pool > 1 else events
+        elif self.pool == 1 and events.sensor == self.sensor:
+            return events
+        columns = {name: getattr(events, name) for name in ("time", "polarity", "splits", "rows")}
+        pixel = events.pixel // self.pool if self.pool > 1 else events.pixel
+        fitted = Events.made(pixel=pixel, sensor=as_sensor(self.sensor), **columns)
+        try:
+            fitted.check("Fit")
+        except ValueError:
+            x, y = (int(v) for v in events.pixel.amax(0))
+            if x < width and y < height:
+                raise
+            raise ValueError(
+                f"Fit: events reach to pixel ({x}, {y}), outside the {width} x {height} pixels that the network sees. "
+                "Choose its part of the sensor with --crop X,Y, make N x N pixels one with --pool N, or leave out "
+                "events outside with --repair drop."
+            ) from None
+        return fitted
 
 
 def recording(
@@ -163,10 +170,10 @@ def recording(
     fit: Callable[[Events], Events] = _as_it_is,
     topic: str | None = None,
 ) -> Iterator[Events]:
-    """A recorded file in packets of `packet` microseconds; with `realtime`, each when its time has come.
+    """Read a file in packets of `packet` microseconds; with `realtime`, each packet when its last event has happened.
 
-    `sensor`: None for what the file says. `repair` and `topic`: as of `gl.read_events`. Of a bag, one message is in
-    memory at a time.
+    `sensor`: None for the size that the file names. `repair` and `topic`: see `gl.read_events`. A bag is read message
+    by message.
     """
     from gridless.data.readers.events import read_packets
 
@@ -175,14 +182,13 @@ def recording(
         if first is None:
             begin, first = time.monotonic(), int(events.time[0])
         if realtime:
-            # A packet exists once its last event has happened.
             time.sleep(max(0.0, (int(events.time[-1]) - first) * 1e-6 - (time.monotonic() - begin)))
         yield events
 
 
 def _in_packets(pieces: Iterable[Events], packet: int) -> Iterator[Events]:
-    """Pieces of a recording cut anew, into packets of `packet` microseconds from its first event on. Packets without
-    events are passed over."""
+    """Cut pieces of a recording into packets of `packet` microseconds from its first event on. Empty packets are
+    skipped."""
     started, first, rest = False, 0, None
     for piece in pieces:
         events = piece if rest is None else _joined(rest, piece)
@@ -203,19 +209,14 @@ def _in_packets(pieces: Iterable[Events], packet: int) -> Iterator[Events]:
 
 
 def _joined(first: Events, second: Events) -> Events:
-    """One recording after the other. Times that step back from one to the other are refused."""
+    """Two pieces of a recording as one. Times that step back between them are refused."""
     if len(first) and len(second) and int(second.time[0]) < int(first.time[-1]):
         raise ValueError(
-            f"the events of a message begin at {int(second.time[0])} us, before those of the last one end, at "
-            f"{int(first.time[-1])} us: put them in order, repair='sort'"
+            f"recording: the events of a message begin at {int(second.time[0])} us, before the last event of the "
+            f"message before, at {int(first.time[-1])} us. Put them in order with repair='sort'."
         )
-    columns = [np.concatenate(pair) for pair in zip(_columns_of(first), _columns_of(second))]
-    return Events.of(dict(zip("xytp", columns)), first.sensor)
-
-
-def _columns_of(events: Events) -> list[np.ndarray]:
-    array = events.numpy()
-    return [array[name] for name in "xytp"]
+    columns = np.concatenate([first.numpy(), second.numpy()])
+    return Events.of({name: columns[name] for name in "xytp"}, first.sensor)
 
 
 def frames(
@@ -224,27 +225,27 @@ def frames(
     name: str = "standard input",
     fit: Callable[[Events], Events] = _as_it_is,
 ) -> Iterator[Events | NewStream]:
-    """Frames one behind the other, until the stream ends. One that is cut off is an error. Before another session:
-    `NewStream`."""
-    at, session = 0, None
+    """Read frames until the stream ends. A frame that is cut off is an error. `NewStream` comes before another
+    session."""
+    at, last_session = 0, None
     while header := stream.read(HEADER.size):
         if header[:4] == MAGIC_2:
             header += stream.read(HEADER_2.size - HEADER.size)
         if len(header) < (HEADER_2 if header[:4] == MAGIC_2 else HEADER).size:
             raise ValueError(f"{name}: ends inside a frame's header, at byte {at}")
-        begun, number, count, _ = _header(header, f"{name}, byte {at}")
-        if at and begun != session:
+        session, number, count, _ = _header(header, f"{name}, byte {at}")
+        if at and session != last_session:
             yield NewStream()
-        session = begun
+        last_session = session
         data = stream.read(count * RECORD.itemsize)
         if len(data) < count * RECORD.itemsize:
             raise ValueError(f"{name}: ends inside a frame of {count} events, at byte {at}")
         try:
-            events = fit(_events([data], sensor))
+            events = _events([data], sensor, fit)
         except ValueError as error:
             raise ValueError(f"{name}, byte {at}: frame {number}: {error}") from None
         at += len(header) + len(data)
-        yield events
+        yield checked_by_source(events)
 
 
 class NewStream:
@@ -252,41 +253,48 @@ class NewStream:
 
 
 class _Frame(NamedTuple):
+    """A whole frame whose events are good: its events are rows `begin` to `end` of a checked batch."""
+
     session: int | None
     number: int
-    events: Events
     first: int
     last: int
     heard: float
+    batch: Events
+    begin: int
+    end: int
 
     def continues(self, before: _Frame, limit: int) -> bool:
-        """Whether it is a later frame of the same sender, whose times do not jump."""
+        """True for a later frame of the same sender, whose times do not jump."""
         later = 0 < (self.number - before.number) & 0xFFFFFFFF < GAP and self.first >= before.last
         passed = self.heard - before.heard
-        return self.session == before.session and later and not _jumps(*self.times, before.last, passed, limit)
+        return self.session == before.session and later and not _jumps(self, before.last, passed, limit)
 
-    @property
-    def times(self) -> tuple[int, int]:
-        return self.first, self.last
+    def is_next_to(self, before: _Frame) -> bool:
+        return self.batch is before.batch and self.begin == before.end and self.first >= before.last
 
 
-def _jumps(first: int, last: int, before: int, passed: float, limit: int) -> bool:
-    """Whether the times of a frame are over `limit` away from a clock that showed `before`, `passed` seconds ago."""
-    return first < before - limit or last > before + int(1e6 * passed) + limit
+def _jumps(frame: _Frame, clock: int, passed: float, limit: int) -> bool:
+    """True if the times of a frame are over `limit` away from a clock that showed `clock`, `passed` seconds ago."""
+    return frame.first < clock - limit or frame.last > clock + int(1e6 * passed) + limit
 
 
 class Datagrams:
-    """Frames from a UDP socket. Ends after `idle` seconds of silence, and never because of what was sent.
+    """Frames from a UDP socket. Ends after `idle` seconds of silence, counted from the first frame on.
 
-    What does not become a packet is counted: `lost`, frames that did not come in their turn; `late`, those that came
-    after a later one, or again; `bad`, datagrams that are no frame; `refused`, frames with an event outside the sensor,
-    before its predecessor, or at a time that jumps. `reason` says what was wrong with the last of these.
+    Whatever is sent, the socket goes on. Frames that become no packet are counted:
 
-    No single frame moves the clock. One that is further ahead than the time that has passed since the last frame, or of
-    another session, waits for the next one. If that continues it, both are taken; otherwise it is refused. The two
-    begin a new stream where they are of another session: `NewStream` is yielded before them, and `restarts` counts it.
-    Times jump where they go back, or ahead of the time that has passed, by more than `jump` microseconds: such a frame
-    is refused. While no frame has continued the very first one, which may have been a stray, two frames that jump and
+    - `lost`: frames that did not come in their turn;
+    - `late`: frames that came after a later one, or again;
+    - `bad`: datagrams that are no frame;
+    - `refused`: frames with an event outside the sensor, before its predecessor, or at a time that jumps. `reason` is
+      the reason for the last one.
+
+    No single frame moves the clock. A frame that is further ahead than the time that has passed since the last one, or
+    of another session, waits for the next frame. If that continues it, both are taken; otherwise it is refused. Two
+    such frames of another session begin a new stream: `NewStream` is yielded before them, and `restarts` counts it.
+    Times that go back, or ahead of the time that has passed, by more than `jump` microseconds are a jump: the frame is
+    refused. The very first frame may be a stray: until another frame has continued it, two frames that jump and
     continue each other begin a new stream, too.
     """
 
@@ -302,16 +310,16 @@ class Datagrams:
         self.sensor, self.idle, self.jump, self.fit = sensor, idle, jump, fit
         self.lost = self.late = self.bad = self.refused = self.restarts = 0
         self.reason = ""
-        self._expected: int | None = None  # the number of the next frame
-        self._time: int | None = None  # of the last event that was taken
-        self._heard = 0.0  # when it was
-        self._settled = False  # whether a frame continued the first one
+        self._expected: int | None = None  # number of the next frame
+        self._time: int | None = None  # time of the last event that was taken
+        self._heard = 0.0  # host time at which it was taken
+        self._settled = False  # whether a frame has continued the first one
         self._session: int | None = None
-        self._held: _Frame | None = None  # a frame that would move the clock, until the next one tells what it was
+        self._held: _Frame | None = None  # a frame that would move the clock, until the next one decides
         if idle is not None and not 0 < idle <= SILENCE:
             raise ValueError(f"udp: idle must be more than 0 seconds and at most {SILENCE}, not {idle}")
         if not 0 <= port < 1 << 16:
-            raise ValueError(f"udp: there is no port {port}: ports go from 0 to 65535")
+            raise ValueError(f"udp: there is no port {port}. Ports go from 0 to 65535.")
         self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         try:
@@ -323,124 +331,97 @@ class Datagrams:
 
     def __iter__(self) -> Iterator[Events | NewStream]:
         try:
-            while True:
-                burst = self._first()
-                if not burst:
-                    yield from self._last()
-                    return
-                self.socket.settimeout(0)
-                with suppress(BlockingIOError):
-                    while len(burst) < BURST and sum(map(len, burst)) < BURST_BYTES:
-                        burst.append(self.socket.recv(1 << 16))
-                events = self._together(burst)
-                if events is not None:
-                    yield from [events] if len(events) else []
-                    continue
-                for data in burst:
-                    yield from self._packets(data)
+            while burst := self._burst():
+                if frames := [whole for data in burst if (whole := self._whole(data))]:
+                    yield from self._packets(frames)
+            held = self._held
+            if held is not None and held.session == self._session and not self._far(held):
+                self._held = None
+                yield from _packets_of(self._take(held))
         finally:
             self._refuse_held()
             self.socket.close()
 
-    def _first(self) -> list[bytes]:
-        """The next datagram, or none after `idle` seconds without one."""
-        end = math.inf if self.idle is None else time.monotonic() + self.idle
-        while (left := end - time.monotonic()) > 0:
+    def _burst(self) -> list[bytes]:
+        """The next datagram and those that wait behind it; none after `idle` seconds of silence."""
+        counts = self.idle is not None and self._expected is not None
+        burst, end = [], time.monotonic() + (self.idle or 0.0) if counts else math.inf
+        while not burst and (left := end - time.monotonic()) > 0:
             self.socket.settimeout(min(left, MOMENT))
             with suppress(TimeoutError):
-                return [self.socket.recv(1 << 16)]
-        return []
+                burst.append(self.socket.recv(1 << 16))
+        self.socket.settimeout(0)
+        with suppress(BlockingIOError):
+            while burst and len(burst) < BURST and sum(map(len, burst)) < BURST_BYTES:
+                burst.append(self.socket.recv(1 << 16))
+        return burst
 
-    def _last(self) -> Iterator[Events]:
-        """A frame of this stream that waits for the next one, where none comes."""
-        held = self._held
-        if held is not None and held.session == self._session and not self._jumps(held):
-            self._held = None
-            yield from self._take(held)
-
-    def _together(self, burst: list[bytes]) -> Events | None:
-        """All frames of a burst as one packet, where each simply follows the one before it; None where one does not.
-
-        Most of what a frame costs is the same for one event and for thousands.
-        """
-        expected, before, now, lost = self._expected, self._time, time.monotonic(), 0
-        heard, session, ahead_of_time = (now if before is None else self._heard), self._session, False
-        if self._held is not None:
-            return None
-        bodies = []
-        for data in burst:
-            try:
-                begun, number, _, size = _whole(data)
-            except ValueError:
-                return None
-            session = begun if before is None else session
-            ahead = 0 if expected is None else (number - expected) & 0xFFFFFFFF
-            if begun != session or ahead >= GAP or len(data) == size:
-                return None
-            first, last = _ends(data, size)
-            before = first if before is None else before
-            if first < before or _jumps(first, last, before, now - heard, self.jump):
-                return None
-            ahead_of_time = last > before + int(1e6 * (now - heard)) + AHEAD
-            expected, before, lost = (number + 1) & 0xFFFFFFFF, last, lost + ahead
-            bodies.append(memoryview(data)[size:])
-        if ahead_of_time and self._time is not None:
-            return None
+    def _whole(self, data: bytes) -> tuple[_Header, bytes] | None:
+        """A datagram that is a frame, with its header; others are counted."""
         try:
-            events = self.fit(_events(bodies, self.sensor))
-        except ValueError:
-            return None
-        self._settled = self._time is not None or len(burst) > 1
-        self._expected, self._time, self._heard, self._session = expected, before, now, session
-        self.lost += lost
-        return events
-
-    def _packets(self, data: bytes) -> Iterator[Events | NewStream]:
-        """The packets that a datagram brings: none where there is nothing to take from it."""
-        try:
-            session, number, _, size = _whole(data)
+            if len(data) < HEADER.size:
+                raise ValueError(f"udp: a datagram of {len(data)} bytes is no frame")
+            header = _header(data, "udp")
+            if len(data) != header.size + header.count * RECORD.itemsize:
+                raise ValueError(f"udp: frame {header.number} claims {header.count} events but has {len(data)} bytes")
         except ValueError as error:
             self.bad, self.reason = self.bad + 1, str(error)
-            return
-        mine = self._time is None or session == self._session
-        try:
-            events = _events([memoryview(data)[size:]], self.sensor)
-            fitted = self.fit(events)
-        except ValueError as error:
-            self._refuse(number, str(error))
-            self._count(number, mine)
-            return
-        if not len(events):
-            self._count(number, mine)
-            return
-        yield from self._judged(_Frame(session, number, fitted, *_ends(data, size), time.monotonic()), mine)
+            return None
+        return header, data
 
-    def _judged(self, frame: _Frame, mine: bool) -> Iterator[Events | NewStream]:
-        """A whole frame, which is of this session or not: taken, with the one that waited for it or without, held,
-        late or refused."""
+    def _packets(self, burst: Sequence[tuple[_Header, bytes]]) -> Iterator[Events | NewStream]:
+        """The packets of a burst. Frames that follow one another are one packet: most of the cost of a frame is the
+        same for one event and for thousands."""
+        try:
+            batch = _events([memoryview(data)[header.size :] for header, data in burst], self.sensor, self.fit)
+        except ValueError as error:
+            if len(burst) == 1:
+                self._refuse(burst[0][0].number, str(error))
+                self._count(burst[0][0])
+            else:
+                for one in burst:
+                    yield from self._packets([one])
+        else:
+            yield from _packets_of(self._taken(burst, batch))
+
+    def _taken(self, burst: Sequence[tuple[_Header, bytes]], batch: Events) -> Iterator[_Frame | NewStream]:
+        """The frames of a burst that are taken, in their order."""
+        splits, heard = batch.splits.tolist(), time.monotonic()
+        for (header, data), begin, end in zip(burst, splits, splits[1:], strict=False):
+            if not header.count:
+                self._count(header)
+                continue
+            first, last = TIME.unpack_from(data, header.size)[0], TIME.unpack_from(data, len(data) - RECORD.itemsize)[0]
+            frame = _Frame(header.session, header.number, first, last, heard, batch, begin, end)
+            yield from self._judged(frame, self._is_own(header))
+
+    def _judged(self, frame: _Frame, own: bool) -> Iterator[_Frame | NewStream]:
+        """Take a frame, with the one that waited for it or without; or hold it, or count it as late or refused."""
         held = self._held
         if held is not None and frame.continues(held, self.jump):
             self._held = None
-            if held.session != self._session or self._jumps(held):
+            if held.session != self._session or self._far(held):
                 self._expected, self.restarts = None, self.restarts + 1
                 yield NewStream()
             yield from self._take(held)
             yield from self._take(frame)
-        elif held is not None and (*frame[:2], *frame.times) == (*held[:2], *held.times):
+        elif held is not None and frame[:4] == held[:4]:
             self.late += 1
-        elif not mine:
+        elif not own:
             self._hold(frame)
-        elif self._time is not None and self._jumps(frame):
+        elif self._time is None:
+            yield from self._take(frame)
+        elif self._far(frame):
             if self._settled:
-                self._refuse(frame.number, self._wrong(frame))
+                self._refuse(frame.number, self._reason_of(frame))
             else:
                 self._hold(frame)
-        elif self._time is not None and frame.first < self._time and not self._behind(frame.number):
+        elif frame.first < self._time and not self._is_behind(frame.number):
             self._refuse(frame.number, f"event 0 is at {frame.first} us, before the last one at {self._time} us")
-            self._count(frame.number)
-        elif self._time is not None and self._behind(frame.number) and frame.first <= self._time:
+            self._count(frame)
+        elif self._is_behind(frame.number) and frame.first <= self._time:
             self.late += 1
-        elif self._time is not None and _jumps(*frame.times, self._time, frame.heard - self._heard, AHEAD):
+        elif _jumps(frame, self._time, frame.heard - self._heard, AHEAD):
             self._hold(frame)
         else:
             self._refuse_held()
@@ -450,67 +431,70 @@ class Datagrams:
         self._refuse_held()
         self._held = frame
 
-    def _take(self, frame: _Frame) -> Iterator[Events]:
-        self._count(frame.number)
+    def _take(self, frame: _Frame) -> Iterator[_Frame]:
         self._settled = self._time is not None
         self._session, self._time, self._heard = frame.session, frame.last, frame.heard
-        if len(frame.events):
-            yield frame.events
+        self._count(frame)
+        yield frame
 
-    def _jumps(self, frame: _Frame) -> bool:
-        return _jumps(*frame.times, self._time or 0, frame.heard - self._heard, self.jump)
+    def _far(self, frame: _Frame) -> bool:
+        return _jumps(frame, self._time or 0, frame.heard - self._heard, self.jump)
 
-    def _behind(self, number: int) -> bool:
-        # Numbers begin again after 2^32: the nearer way around tells what came early from what came late.
+    def _is_own(self, frame: _Header | _Frame) -> bool:
+        return self._time is None or frame.session == self._session
+
+    def _is_behind(self, number: int) -> bool:
+        # Numbers begin again after 2^32: the shorter way around decides.
         return self._expected is not None and (number - self._expected) & 0xFFFFFFFF >= 1 << 31
 
-    def _count(self, number: int, mine: bool = True) -> None:
-        """A frame of this session that came in its turn, after those that are missing, or as the first of another
-        count."""
-        if not mine:
+    def _count(self, frame: _Header | _Frame) -> None:
+        """Count the frames that are missing before one of this session."""
+        if not self._is_own(frame):
             return
-        ahead = 0 if self._expected is None else (number - self._expected) & 0xFFFFFFFF
-        self.lost += ahead if ahead < GAP else 0
-        self._expected = (number + 1) & 0xFFFFFFFF
+        missing = 0 if self._expected is None else (frame.number - self._expected) & 0xFFFFFFFF
+        self.lost += missing if missing < GAP else 0
+        self._expected = (frame.number + 1) & 0xFFFFFFFF
 
     def _refuse(self, number: int, reason: str) -> None:
         self.refused, self.reason = self.refused + 1, f"udp: frame {number}: {reason}"
 
     def _refuse_held(self) -> None:
         if self._held is not None:
-            self._refuse(self._held.number, self._wrong(self._held))
+            self._refuse(self._held.number, self._reason_of(self._held))
             self._held = None
 
-    def _wrong(self, frame: _Frame) -> str:
+    def _reason_of(self, frame: _Frame) -> str:
         if frame.session != self._session:
             return f"it is of session {frame.session}, and no other frame continues it"
-        if self._jumps(frame):
+        if self._far(frame):
             away = f"over {self.jump} us away from"
         else:
             away = "and no other frame continues it, ahead of"
         return f"its events are at {frame.first} to {frame.last} us, {away} the last one at {self._time} us"
 
 
-def _ends(data: bytes, header: int) -> tuple[int, int]:
-    """The times of the first and of the last event of a frame."""
-    return TIME.unpack_from(data, header)[0], TIME.unpack_from(data, len(data) - RECORD.itemsize)[0]
-
-
-def _whole(data: bytes) -> _Header:
-    """The header of the frame that a datagram is."""
-    if len(data) < HEADER.size:
-        raise ValueError(f"udp: a datagram of {len(data)} bytes is no frame")
-    header = _header(data, "udp")
-    if len(data) != header.size + header.count * RECORD.itemsize:
-        raise ValueError(f"udp: frame {header.number} says {header.count} events but has {len(data)} bytes")
-    return header
+def _packets_of(frames: Iterable[_Frame | NewStream]) -> Iterator[Events | NewStream]:
+    """Frames as packets: neighbours in a batch become one packet, without a copy."""
+    group: list[_Frame] = []
+    for item in (*frames, None):
+        if isinstance(item, _Frame) and (not group or item.is_next_to(group[-1])):
+            group.append(item)
+            continue
+        if group and group[0].begin < group[-1].end:
+            batch, rows = group[0].batch, slice(group[0].begin, group[-1].end)
+            columns = {name: getattr(batch, name)[rows] for name in ("pixel", "time", "polarity")}
+            splits = torch.tensor([0, rows.stop - rows.start])
+            yield checked_by_source(Events.made(**columns, splits=splits, sensor=batch.sensor).trusted())
+        group = [item] if isinstance(item, _Frame) else []
+        if isinstance(item, NewStream):
+            yield item
 
 
 class Camera:
     """A live camera, through `neuromorphic-drivers` (pip install neuromorphic-drivers).
 
-    Without `device` the first camera that is plugged in. Anything that yields (status, packet) pairs whose packets have
-    `polarity_events` will do; `overflows` counts the times the computer was too slow for the camera's own queue.
+    Without `device`, the first camera that is plugged in. A `device` yields (status, packet) pairs whose packets have
+    `polarity_events`. `overflows` counts how often the computer was too slow for the camera's own queue.
     """
 
     def __init__(
@@ -523,7 +507,7 @@ class Camera:
             try:
                 import neuromorphic_drivers  # pyright: ignore[reportMissingImports]
             except ImportError as error:
-                raise ImportError("cameras need a package: pip install neuromorphic-drivers") from error
+                raise ImportError("Camera: a package is missing. pip install neuromorphic-drivers") from error
             device = neuromorphic_drivers.open()
         self.device, self.sensor, self.fit, self.overflows = device, sensor, fit, 0
 

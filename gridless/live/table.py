@@ -1,9 +1,13 @@
-"""The table of the live engine: what the compiled loop knows of streams and rows, and where their parts lie.
+"""The table of the live engine: the fields that the compiled loop reads of streams and rows.
 
-Everything lies in three arrays, so that one compiled loop serves every network: `i` (int64) holds the table itself,
-whole-number constants, times and buffers of events; `f` (float32) weights, traces and buffers of values; `d` (float64)
-sums. A field of the table is a number, or the place in one of them where something begins. Channels are rounded up to
-whole vectors (`pitch`, at least eight), and what is beyond the channels of a row is always 0.
+A program lies in three arrays, so that one compiled loop serves every network:
+
+- `i` (int64): the table itself, whole-number constants, times, buffers of events;
+- `f` (float32): weights, traces, buffers of values;
+- `d` (float64): sums.
+
+A field is a number, or the index in one of the arrays at which a part begins. Channels are padded with zeros to whole
+vectors (`pitch`, at least eight).
 """
 
 from __future__ import annotations
@@ -11,15 +15,15 @@ from __future__ import annotations
 # Events whose rows are multiplied together, at most.
 ROWS = 64
 
-# Times from here on are refused, here and in C, so that sums of them are times, too.
+# Times from here on are refused, here and in C, so that their sums do not overflow.
 LONGEST = 2**60
 
 # Numbers of the stream as a whole, at the beginning of `i`.
 HEAD = (
-    # What the future depends on: events so far, time of the last one, start of the window.
+    # State: events so far, time of the last one, start of the window.
     "seen", "time", "start",
-    # How far the packet has come, when the window that just ended did, streams, duration (0: no windows), what Python
-    # wants to see after each chunk of events: 0 nothing, 1 the events of the stream that answers, 2 everything.
+    # Events of the packet that are done, end of the last window, streams, duration (0: no windows). `watch`: chunks of
+    # events that return to Python: 0 none, 1 those with events of the stream that answers, 2 all.
     "at", "finished", "streams", "duration", "watch", "answers", "whole", "wholes",
     # Addresses and lengths of `f` and `d`: a call from Python costs less with fewer arrays. Floats of a vector.
     "floats", "float_count", "doubles", "double_count", "lane",
@@ -44,7 +48,7 @@ STREAM = (
     S_LOW_Y, S_HIGH_Y, S_CHARGED, S_SHARE, S_COARSE, S_COARSE_SIZE, S_FINE, S_BITS, S_LIMITS, S_POTENTIAL,
 ) = range(len(STREAM))  # fmt: skip
 
-# What all operations know of a row; behind these come the fields of its own operation (`Operation.fields`).
+# Fields of every row. The fields of its own operation follow (`Operation.fields`).
 ROW = (
     # The operation; channels and pitch of the value, where it is in `f`, and whether for all events (1) or for a block
     # of them (0); the same of the inputs a and b. Cells of a grid.
@@ -65,5 +69,8 @@ ROW = (
 # Fields of a row: room for 16 of its own operation.
 ROW_FIELDS = len(ROW) + 16
 
-# What the loop returns: the packet is through; a chunk of events is; a window has ended; the packet is refused.
+# Results of the loop: the packet is done, a chunk of events is done, a window has ended, the packet is refused.
 DONE, CHUNK, WINDOW, REFUSED = range(4)
+
+# Packets that the loop is given: more of the same packet, a new one, a new one whose events are checked.
+MORE, NEW, TRUSTED = range(3)

@@ -1,4 +1,4 @@
-"""What a forward holds while it is read: rows in place of tensors, parts of the geometry, and what makes new rows."""
+"""Values of a forward while it is read: rows in place of tensors, and parts of the geometry. `RowBuilder` adds rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from gridless.live.rows import Row, Stream
+from gridless.live.rows import EventStream, Row
 
 CUT = (
-    "stream: this network cuts its history (form='edges'), which a live stream does not: build it with form='scan' and "
-    "load the same weights"
+    "stream: this network cuts its history (form='edges'), and a live stream does not. Build it with form='scan' and "
+    "load the same weights."
 )
-WAITS = "stream: the voxel head waits for the end of the recording: build the network with duration=..."
+WAITS = "stream: the voxel head waits for the end of the recording. Build the network with duration=..."
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
@@ -22,10 +22,10 @@ def array_of(tensor: Tensor) -> np.ndarray:
 
 
 class Unknown(TypeError):
-    """Something that a live program does not have."""
+    """Raised for a part of a forward that a live program does not have."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is not known to the live program")
+    def __init__(self, part: str) -> None:
+        super().__init__(f"{part} is not known to the live program")
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class MemoryValue:
 class EventsValue:
     """`geometry[name]`, or its pixels or polarities."""
 
-    stream: Stream
+    stream: EventStream
     part: str = ""
 
 
 @dataclass(frozen=True)
 class PixelIndex:
-    """x columns + y rows + constant, of the pixels of a stream."""
+    """x columns + y rows + constant, for the pixels of a stream."""
 
-    stream: Stream
+    stream: EventStream
     columns: int
     rows: int
     constant: int = 0
@@ -58,7 +58,7 @@ class PixelIndex:
 
 @dataclass(frozen=True)
 class CauseIndex:
-    """For every event of the last stream, the row of the event of `source` that fired the one that ... fired it."""
+    """For every event of the last stream of the chain, the row of the event at its beginning that caused it."""
 
     chain: tuple[str, ...]
 
@@ -74,9 +74,9 @@ def describe(x: Any) -> str:
 
 
 class RowBuilder:
-    """The rows of a program while it is read. `name` is that of what is read now; rows get it."""
+    """Collects the rows of a program. A new row is called `name`, after the layer or function that is read."""
 
-    def __init__(self, streams: dict[str, Stream]) -> None:
+    def __init__(self, streams: dict[str, EventStream]) -> None:
         self.streams = streams
         self.rows: dict[str, Row] = {}
         self.durations: set[int] = set()
@@ -86,7 +86,7 @@ class RowBuilder:
         self, name: str, operation: str, stream: str | None, inputs: tuple[Row, ...], shape: tuple[int, ...],
         settings: dict[str, Any] | None = None, state: int = 0, **constants: Any,
     ) -> Row:  # fmt: skip
-        """A new row; a number follows a name that another row has. `state`: the bytes that it remembers."""
+        """Add a row. A name that another row has gets a number. `state`: bytes of its memory."""
         free, number = name, 1
         while free in self.rows:
             number += 1
@@ -96,39 +96,39 @@ class RowBuilder:
         self.rows[free] = row
         return row
 
-    def value(self, x: Any, what: str = "") -> Row:
-        """A row, or it is refused."""
+    def value(self, x: Any) -> Row:
+        """The value as a row; other values are refused."""
         if not isinstance(x, Row):
-            raise Unknown(f"{self.name} with {what or describe(x)}")
+            raise Unknown(f"{self.name} with {describe(x)}")
         return x
 
     def of(self, x: Any, stream: Any) -> Row:
-        """The features of a layer that belongs to a stream."""
+        """The features as a row of a stream; rows of other streams are refused."""
         x = self.value(x)
         if x.stream != str(stream):
-            raise ValueError(f"stream: {self.name} is a layer of {stream}, but is given features of {x.stream}")
+            raise ValueError(f"stream: {self.name} is a layer of {stream}, not of {x.stream}, whose features it gets")
         return x
 
     def channels(self, x: Any, channels: int) -> Row:
-        """The features of a layer with weights for so many channels."""
+        """The features as a row with this number of channels."""
         x = self.value(x)
         if x.channels != channels:
-            raise ValueError(f"stream: {self.name} has weights for {channels} channels, but is given {x.channels}")
+            raise ValueError(f"stream: {self.name} has weights for {channels} channels, not for {x.channels}")
         return x
 
     def same(self, x: Any, operation: str, settings: dict | None = None, **constants: Any) -> Row:
-        """A row of the same shape."""
+        """Add a row of the same shape."""
         x = self.value(x)
         return self.add(self.name, operation, x.stream, (x,), x.shape, settings, **constants)
 
     def joined(self, operation: str, rows: tuple[Row, ...], shape: tuple[int, ...], **settings: Any) -> Row:
-        """A row of several, which belong to one stream."""
+        """Add a row with several inputs of one stream."""
         streams = {row.stream for row in rows}
         if len(streams) > 1:
             raise Unknown(f"{self.name} ({operation}) of different streams ({', '.join(map(str, streams))})")
         return self.add(self.name, operation, rows[0].stream, rows, shape, settings)
 
     def remembers(self, memory: Any) -> None:
-        """Refuse a layer with a memory that is called without it."""
+        """Refuse a call of a layer with a memory that does not pass the memory."""
         if not isinstance(memory, MemoryValue):
             raise Unknown(f"{self.name} is called without the memory: call it as layer(..., geometry, memory). This")

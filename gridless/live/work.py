@@ -1,4 +1,4 @@
-"""The rows of the live engine: compiled bodies of all operations, and what calls the right one."""
+"""The rows of the live engine: compiled bodies of all operations, and chains that call the body of a row."""
 
 # pyright: reportCallIssue=false
 
@@ -23,7 +23,7 @@ def compiled(body: Body | None) -> Any:
 
 
 def over_cells(body: Any) -> Any:
-    """A body for all cells of a row without a stream; a cell differs where one of the inputs does."""
+    """Make a body compute all cells of a row without a stream; a cell differs where one of the inputs differs."""
 
     def answer(i, f, d, r, s, first, n, lane):
         body(i, f, d, r, -1, 0, i[r + CELLS], lane)
@@ -36,7 +36,7 @@ def over_cells(body: Any) -> Any:
 
 
 def chain(bodies: Iterable[Any]) -> Any:
-    """A function for compiled code, which calls the body with the number of a row's operation; None does nothing."""
+    """An intrinsic that calls the body with the number of a row's operation; None does nothing."""
     numbered = [(number, body) for number, body in enumerate(bodies) if body is not None]
 
     @intrinsic
@@ -67,10 +67,10 @@ def chain(bodies: Iterable[Any]) -> Any:
 
 
 freeze()
-_bodies = [compiled(operation.body()) for operation in OPERATIONS.values()]
-_answers = [compiled(operation.answer()) for operation in OPERATIONS.values()]
+_bodies = [compiled(operation.body) for operation in OPERATIONS.values()]
+_answers = [compiled(operation.answer) for operation in OPERATIONS.values()]
 
 # A row of n events; a row without a stream; a row without a stream when a window begins.
 work = chain(_bodies)
 answer_row = chain(answer or over_cells(body) for answer, body in zip(_answers, _bodies, strict=True))
-restart_row = chain(compiled(operation.restart()) for operation in OPERATIONS.values())
+restart_row = chain(compiled(operation.restart) for operation in OPERATIONS.values())

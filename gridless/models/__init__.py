@@ -32,12 +32,14 @@ from gridless.models.points import (
     point_unet,
     point_unet_plus,
 )
+from gridless.models.tracking import EventTracker
 from gridless.nn.choices import NAMES as CHOICES
 from gridless.nn.choices import Choices
 
 __all__ = [
     "EventCounts",
     "EventResNet",
+    "EventTracker",
     "PointMaxNet",
     "PointResNet",
     "PointResNetPlus",
@@ -65,7 +67,7 @@ def build(config: dict[str, Any]) -> nn.Module:
     arguments = dict(config)
     name = arguments.pop("model", None)
     if name not in NETWORKS:
-        raise ValueError(f"unknown model {name!r}: choose one of {', '.join(NETWORKS)}")
+        raise ValueError(f"unknown model {name!r}. Choose one of {', '.join(NETWORKS)}.")
     make = NETWORKS[name]
     settings = list(signature(make).parameters)
     if "choices" in settings:

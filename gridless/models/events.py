@@ -375,7 +375,7 @@ class EventCounts(nn.Module):
         return parts | {"total": sum(parts.values())}
 
 
-class Options(TypedDict, total=False):
+class Keywords(TypedDict, total=False):
     """The arguments of `EventResNet` behind `classes` and `sensor`, which every size below takes."""
 
     width: int
@@ -395,52 +395,52 @@ class Options(TypedDict, total=False):
 event_resnet = EventResNet
 
 
-def n_mnist(classes: int = 10, sensor: tuple[int, int] = (34, 34), **options: Unpack[Options]) -> EventResNet:
+def n_mnist(classes: int = 10, sensor: tuple[int, int] = (34, 34), **options: Unpack[Keywords]) -> EventResNet:
     """The paper's N-MNIST network: 3 levels from 32 channels, all of them pooled; 1,849,490 parameters.
 
     Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
     """
-    sizes: Options = {"width": 32, "levels": 3, "pooled": 0, "decay_time": 2000.0, "threshold": 1.5, "reset": -3.0}
+    sizes: Keywords = {"width": 32, "levels": 3, "pooled": 0, "decay_time": 2000.0, "threshold": 1.5, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def mnist_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Unpack[Options]) -> EventResNet:
+def mnist_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Unpack[Keywords]) -> EventResNet:
     """The paper's MNIST-DVS network: 5 levels from 8 channels; 1,890,466 parameters.
 
     Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
     """
-    sizes: Options = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 10000.0, "threshold": 1.5, "reset": -2.0}
+    sizes: Keywords = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 10000.0, "threshold": 1.5, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def cifar10_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Unpack[Options]) -> EventResNet:
+def cifar10_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Unpack[Keywords]) -> EventResNet:
     """The paper's CIFAR10-DVS network: 5 levels from 8 channels; 1,890,466 parameters.
 
     Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
     """
-    sizes: Options = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 4000.0, "threshold": 1.6, "reset": -3.0}
+    sizes: Keywords = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 4000.0, "threshold": 1.6, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def n_caltech101(classes: int = 102, sensor: tuple[int, int] = (117, 87), **options: Unpack[Options]) -> EventResNet:
+def n_caltech101(classes: int = 102, sensor: tuple[int, int] = (117, 87), **options: Unpack[Keywords]) -> EventResNet:
     """The paper's N-Caltech101 network, on recordings of half resolution: 5 levels from 16; 7,432,414 parameters.
 
     Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
     """
-    sizes: Options = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.25, "reset": -2.0}
+    sizes: Keywords = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.25, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def asl_dvs(classes: int = 24, sensor: tuple[int, int] = (120, 90), **options: Unpack[Options]) -> EventResNet:
+def asl_dvs(classes: int = 24, sensor: tuple[int, int] = (120, 90), **options: Unpack[Keywords]) -> EventResNet:
     """The paper's ASL-DVS network, on recordings of half resolution: 5 levels from 16; 7,412,368 parameters.
 
     Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
     """
-    sizes: Options = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.0, "reset": -3.0}
+    sizes: Keywords = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.0, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def n_cars(classes: int = 2, sensor: tuple[int, int] = (120, 100), **options: Unpack[Options]) -> EventResNet:
+def n_cars(classes: int = 2, sensor: tuple[int, int] = (120, 100), **options: Unpack[Keywords]) -> EventResNet:
     """A network for N-Cars, of our own sizing: 4 levels from 16 channels, the last three pooled.
 
     Threshold and decay time let half of the recordings fire 30 events or more on the last level, at 41 thousand
@@ -448,5 +448,5 @@ def n_cars(classes: int = 2, sensor: tuple[int, int] = (120, 100), **options: Un
 
     Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
     """
-    sizes: Options = {"width": 16, "levels": 4, "pooled": 1, "decay_time": 8000.0, "threshold": 1.0, "reset": -2.0}
+    sizes: Keywords = {"width": 16, "levels": 4, "pooled": 1, "decay_time": 8000.0, "threshold": 1.0, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)

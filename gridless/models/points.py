@@ -39,7 +39,7 @@ def _given(model: Any, features: Any, geometry: Any) -> tuple[Tensor | None, Geo
     expect_geometry(geometry)
     cloud, kind, channels = geometry[model.cloud], type(model).__name__, model.config["in_channels"]
     if features is not None and not channels:
-        raise ValueError(f"{kind}: this network was built for no features: build it with in_channels=")
+        raise ValueError(f"{kind}: this network was built for no features. Build it with in_channels=C.")
     if features is None and channels and "features" not in cloud.rows:
         message = "give model(features, geometry), or rows of the cloud, Cloud.of(xyz, features=...)"
         raise ValueError(f"{kind}: this network was built for features (S, {channels}): {message}")
@@ -494,7 +494,9 @@ class PointUNetPlus(nn.Module):
         examples = geometry[self.cloud].num_examples
         if category is None:
             if len(allowed) > 1:
-                raise ValueError(f"PointUNetPlus: say which of {len(allowed)} categories each cloud is: category (B)")
+                raise ValueError(
+                    f"PointUNetPlus: category is None, of {len(allowed)} categories. Give that of each cloud (B)."
+                )
             category = torch.zeros(examples, dtype=torch.int64, device=allowed.device)
         skips = []
         for blocks in self.encoder:

@@ -16,7 +16,7 @@ from gridless.plan import Name
 from gridless.structures import Geometry, expect_geometry
 
 
-class _Conv(nn.Module):
+class Convolution(nn.Module):
     """Base of the convolutions: the names of their edges, and the values of an edge."""
 
     def __init__(
@@ -36,7 +36,7 @@ class _Conv(nn.Module):
         if radius is None:
             radius = edges.radius
         if radius is None:
-            raise ValueError(f"{edges} has no radius of its own: pass radius=, the scale its vectors are divided by")
+            raise ValueError(f"{edges} has no radius of its own. Pass radius=, the scale its vectors are divided by.")
         self.edges, self.radius = edges, float(radius)
         self.basis = Monomials(edges.dim, 2) if basis is None else basis
         self.falloff, self.normalise = falloff, normalise
@@ -75,7 +75,7 @@ class _Conv(nn.Module):
         return f"{self.basis}, radius={self.radius:g}, falloff={self.falloff!r}{normalised}"
 
 
-class PointConv(_Conv):
+class PointConv(Convolution):
     """F' = sum over m of N(m) F Theta(m) + bias, over the edges of one line of a plan.
 
     features (S, in_channels) to (S', out_channels). `edges` names a line that makes edges; the vectors are divided by
@@ -118,7 +118,7 @@ class PointConv(_Conv):
         return f"{self.edges}, {self.in_channels}, {self.out_channels}, {self._values_repr()}"
 
 
-class DepthwiseConv(_Conv):
+class DepthwiseConv(Convolution):
     """The convolution in which each channel has weights of its own: F'_ic = sum over m, j of n_m(i, j) F_jc theta_mc.
 
     features (S, channels) to (S', channels): M weights a channel, in place of a matrix for each of the M terms. The
@@ -153,7 +153,7 @@ class DepthwiseConv(_Conv):
         return f"{self.edges}, {self.channels}, {self._values_repr()}"
 
 
-class FeaturelessConv(_Conv):
+class FeaturelessConv(Convolution):
     """The first convolution of a cloud without features: the sums of the edge values of each target, times Theta.
 
     geometry to (S', out_channels). The weight (M, out_channels) begins uniform within +-sqrt(6 / (M + out_channels)).
@@ -186,7 +186,7 @@ class FeaturelessConv(_Conv):
 
 
 # The layers of each plan, and what was compiled for them: the first that runs on a GPU knows the sizes of all.
-_LAYERS: defaultdict[str, WeakSet[_Conv]] = defaultdict(WeakSet)
+_LAYERS: defaultdict[str, WeakSet[Convolution]] = defaultdict(WeakSet)
 _compiled: set[tuple] = set()
 
 

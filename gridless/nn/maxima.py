@@ -42,8 +42,8 @@ class Surroundings(nn.Module):
         edges, coords = geometry[self.near], geometry[self.near.target].coords
         if edges.limit is None or edges.limit > self.count:
             raise ValueError(
-                f"Surroundings: {self.near} may have more than {self.count} neighbours in a row: search with "
-                f"plan.nearest(..., {self.count}) or plan.ball(..., limit={self.count})"
+                f"Surroundings: {self.near} may have more than {self.count} neighbours in a row. Search with "
+                f"plan.nearest(..., {self.count}) or plan.ball(..., limit={self.count})."
             )
         if not len(edges):
             nothing = self.expand.weight.new_zeros(len(coords), self.expand.in_features)

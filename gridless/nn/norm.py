@@ -76,8 +76,8 @@ class BatchNorm(_BatchNorm):
     def num_features(self) -> int:
         """Refused by TypeError: torch's SyncBatchNorm and others ask for it to put a layer in this one's place."""
         raise TypeError(
-            "BatchNorm: a layer of torch, which knows neither padding nor relu, cannot take its place: call "
-            "gl.nn.synchronise(model), and leave out sync_batchnorm=True and convert_sync_batchnorm"
+            "BatchNorm: a layer of torch, which knows neither padding nor relu, cannot take its place. Call "
+            "gl.nn.synchronise(model), and leave out sync_batchnorm=True and convert_sync_batchnorm."
         )
 
     def __dir__(self) -> list[str]:

@@ -11,7 +11,7 @@ from gridless.ops.segment_pool import segment_max, segment_mean, segment_spread
 from gridless.structures import Geometry, points_of
 
 
-class _Pool(nn.Module):
+class Pooling(nn.Module):
     def __init__(self, cloud: str) -> None:
         super().__init__()
         self.cloud = cloud
@@ -31,7 +31,7 @@ class PoolMemory(NamedTuple):
     count: Tensor
 
 
-class MaxPool(_Pool):
+class MaxPool(Pooling):
     """F'[b] = max of F[s] over the points s of example b of `cloud`: (S, C) to (B, C); 0 where there are none.
 
     Of events, with a memory: over all packets so far.
@@ -49,7 +49,7 @@ class MaxPool(_Pool):
         return new
 
 
-class MeanPool(_Pool):
+class MeanPool(Pooling):
     """F'[b] = mean of F[s] over the points s of example b of `cloud`: (S, C) to (B, C); 0 where there are none.
 
     Of events, with a memory: over all packets so far.
@@ -69,7 +69,7 @@ class MeanPool(_Pool):
         return mean.to(new.dtype)
 
 
-class Spread(_Pool):
+class Spread(Pooling):
     """F'[s] = F[b] for every point s of example b of `cloud`: (B, C) to (S, C); 0 for padding."""
 
     def forward(self, values: Tensor, geometry: Geometry) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gridless.data.files import full, locked, whole_file, write_whole
+from gridless.data.files import full, locked, state_of, whole_file, write_whole
 from gridless.data.prepare import Preparation, check_scales, scale, turned
 from gridless.data.readers.clouds import las, ply
 from gridless.data.readers.clouds.base import Points, Source
@@ -31,7 +31,7 @@ from gridless.geometry import nearest
 from gridless.kernels.memory import trim
 from gridless.kernels.pool import connect, run
 from gridless.kernels.progress import bar
-from gridless.scenes.scene import Scene, added, files_of, state_of
+from gridless.scenes.scene import Scene, added, files_of
 from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
 from gridless.structures.interchange import plain_type
@@ -96,7 +96,7 @@ class Labeller:
         check_scales({row: {_scale(layout[row]): name for name, layout in scene.layouts.items()} for row in rows})
         if scene.dim != 3:
             raise ValueError(f"{source} has points of {scene.dim} coordinates, and the network is for three")
-        # Of whom the nearest sample is asked: a cell's own is at most its diagonal away.
+        # A point takes the label of the nearest sample; that of its own cell is at most a diagonal away.
         self.around = 0.0 if grid is None else grid * 3**0.5
         halo = self.model.plan.reach(self.layers) + self.around + (grid or 0.0)
         place = None if folder is None else Path(folder)
@@ -129,13 +129,13 @@ class Labeller:
     def label(self, tile: Tile) -> Labels:
         """The rows in the scene of the points inside a tile (S) int64, and their labels (S) int64."""
         tile, geometry = tile.run(self.model.plan, self.layers, self.device, self.around, self._prepared)
-        found = self.model(geometry).argmax(1)
+        labels = self.model(geometry).argmax(1)
         inside = tile.every.rows["inside"]
         index = tile.every.rows["index"][inside]
         if self.grid is None:
-            return index.numpy(), found.cpu()[inside].numpy()
+            return index.numpy(), labels.cpu()[inside].numpy()
         mine, some = (Cloud.of(x.to(self.device)) for x in (tile.every.coords[inside], tile.cloud.coords))
-        return index.numpy(), found[nearest(some, mine, 1).source.long()].cpu().numpy()
+        return index.numpy(), labels[nearest(some, mine, 1).source.long()].cpu().numpy()
 
     def _prepared(self, cloud: Cloud) -> Cloud:
         cloud = turned(cloud, self.how, self.source)
@@ -145,8 +145,8 @@ class Labeller:
     def __call__(self, key: Any) -> Any:
         if not isinstance(key, dict):
             return self.label(self.tiles.tile(key))
-        found = [self.label(self.tiles.tile((int(i), int(j)))) for i, j in zip(key["i"], key["j"], strict=True)]
-        return {name: np.concatenate(part) for name, part in zip(("index", "label"), zip(*found), strict=True)}
+        answers = [self.label(self.tiles.tile((int(i), int(j)))) for i, j in zip(key["i"], key["j"], strict=True)]
+        return {name: np.concatenate(part) for name, part in zip(("index", "label"), zip(*answers), strict=True)}
 
 
 def label_scene(
@@ -189,14 +189,14 @@ def label_scene(
     for name, tensor in model.state_dict().items():
         settings["network"] += hashlib.sha256(name.encode() + tensor.cpu().numpy().tobytes()).hexdigest()[:8]
     with _work(out, settings) as folder:
-        given = (
+        network = (
             weights if isinstance(weights, torch.nn.Module) or not Path(weights).exists() else Path(weights).resolve()
         )
-        arguments = {"weights": given, "size": size, "grid": grid, "how": how, "device": device, "points": points}
+        arguments = {"weights": network, "size": size, "grid": grid, "how": how, "device": device, "points": points}
         arguments |= {"folder": str(folder.resolve()), "source": str(source.resolve()), "double": double}
         first = Labeller(**{**arguments, "weights": model})
         classes, count, tiles = classes_of(model), first.tiles.scene.count, first.tiles
-        # What the classes were called in the files that the network learned from.
+        # The labels of the classes in the files that the network learned from.
         values = np.array(getattr(model, "about", {}).get("values") or range(classes))
         gaps = count - sum(tiles.counts.values())
         if gaps:
@@ -214,18 +214,18 @@ def label_scene(
         except OSError as error:
             if full(error) is None:
                 raise
-            words = f"{full(error)} while writing {out}: what is done stays beside it; make room and start again"
-            raise OSError(error.errno, words) from None
-        found = np.zeros(classes + 1, np.int64)
+            message = f"{full(error)} while writing {out}: what is done stays beside it; make room and start again"
+            raise OSError(error.errno, message) from None
+        totals = np.zeros(classes + 1, np.int64)
         for at in range(0, count, 1 << 22):
             part = np.fromfile(labels, dtype, min(1 << 22, count - at), offset=at * dtype.itemsize)
-            found += np.bincount(part, minlength=classes + 1)
+            totals += np.bincount(part, minlength=classes + 1)
         shutil.rmtree(folder)
-    return dict(enumerate(found[1:].tolist()))
+    return dict(enumerate(totals[1:].tolist()))
 
 
 def classes_of(model: Any) -> int:
-    """How many labels the network has, by its task."""
+    """The number of labels of the network, by its task."""
     classes = task_of(model).classes(model.config)
     if classes is None:
         raise ValueError(f"{type(model).__name__}: its config says no number of classes: it cannot label a scene")
@@ -338,17 +338,17 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
         raise OSError(error.errno, f"{out.parent}: nothing can be written there ({error.strerror})") from None
     with locked(out.with_name(f".{out.name}.lock"), out):
         folder.mkdir(exist_ok=True)  # the run before this one may have ended in between
-        about, words = folder / "about.json", json.dumps(settings, indent=1)
-        if not about.exists() or about.read_text("utf-8") != words:
+        about, text = folder / "about.json", json.dumps(settings, indent=1)
+        if not about.exists() or about.read_text("utf-8") != text:
             shutil.rmtree(folder)
             folder.mkdir()
-            write_whole(about, words.encode())
+            write_whole(about, text.encode())
         try:
             yield folder
         except BaseException as error:
-            # What was refused before any tile was done leaves no trace; what an interrupted run found stays.
-            done, kept = folder / "done", not isinstance(error, Exception) and (folder / "scan.npz").exists()
-            if not kept and not (done.exists() and done.stat().st_size):
+            # An error before the first tile leaves no trace; the results of an interrupted run stay.
+            done, is_resumable = folder / "done", not isinstance(error, Exception) and (folder / "scan.npz").exists()
+            if not is_resumable and not (done.exists() and done.stat().st_size):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -386,17 +386,17 @@ def _check_classes(source: Path, out: Path, classes: int) -> None:
 
 
 def _largest(counts: np.ndarray, points: int, widest: float) -> int:
-    """How many cells wide tiles can be, a power of two, so that none has more points, with the cells around it."""
+    """The width of tiles in cells, a power of two, so that none has more points, with the cells around it."""
     cells, sizes = counts[:, :2], counts[:, 2]
     best, scale = 1, 2
     while scale <= min(widest, 1 << 20):
-        owner, found, many = cells // scale, [], []
+        owner, cells_around, sizes_around = cells // scale, [], []
         for shift in np.ndindex(3, 3):
             moved = (cells + np.array(shift) - 1) // scale
             other = (np.array(shift) == 1) | (moved != owner)
-            found.append(moved[other.all(1)])
-            many.append(sizes[other.all(1)])
-        if added(np.column_stack([np.concatenate(found), np.concatenate(many)]))[:, 2].max() > points:
+            cells_around.append(moved[other.all(1)])
+            sizes_around.append(sizes[other.all(1)])
+        if added(np.column_stack([np.concatenate(cells_around), np.concatenate(sizes_around)]))[:, 2].max() > points:
             break
         best, scale = scale, 2 * scale
         if len(np.unique(owner, axis=0)) == 1:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gridless.data.files import whole_file
+from gridless.data.files import FileState, state_of, whole_file
 from gridless.data.readers.clouds import IN_PARTS, NOTES, READERS, read_parts
 from gridless.data.readers.clouds.base import Parts, Points, in_parts
 from gridless.kernels.memory import trim
@@ -33,12 +33,8 @@ _RUN = 1 << 22
 _FARTHEST = 2.0**61
 
 
-# The size of a file and when it was changed.
-FileState = tuple[int, int]
-
-
 class SceneFile(NamedTuple):
-    """What a scene is read from: a file in its state, or something else, without one."""
+    """A source of a scene: a file in its state, or an array or reader, without one."""
 
     name: str
     parts: Parts
@@ -99,7 +95,7 @@ class Scene:
         return self.count
 
     def name(self, index: int) -> str:
-        """Where a point comes from, in words."""
+        """Names a point by its place in its file."""
         k = int(np.searchsorted(self.first, index, side="right")) - 1
         f = self._where[k][0]
         start = self.first[self._where.index((f, 0))]
@@ -161,17 +157,17 @@ class Scene:
                 self._cache.move_to_end(k)
                 return self._cache[k]
         if self._sorted is not None:
-            made = self._sorted.piece(k)
+            piece = self._sorted.piece(k)
         else:
             points = self.read(k)
-            made = ScenePoints(self.placed(points.coords), np.arange(*self.first[k : k + 2]), self._rows(k, points))
-            if self.gaps and not np.isfinite(made.coords).all():
-                made = taken(made, np.flatnonzero(np.isfinite(made.coords).all(1)))
+            piece = ScenePoints(self.placed(points.coords), np.arange(*self.first[k : k + 2]), self._rows(k, points))
+            if self.gaps and not np.isfinite(piece.coords).all():
+                piece = taken(piece, np.flatnonzero(np.isfinite(piece.coords).all(1)))
         with self._lock:
-            self._cache[k] = made
+            self._cache[k] = piece
             while len(self._cache) > 1 and sum(len(piece.index) for piece in self._cache.values()) > _KEPT:
                 self._cache.popitem(last=False)
-        return made
+        return piece
 
     def _rows(self, k: int, points: Points) -> dict[str, np.ndarray]:
         missing = [name for name in self.rows if name not in points.rows]
@@ -201,10 +197,10 @@ class Scene:
         """
         about = "" if known is None else self.identity(cell, *finite)
         if known is not None and known.exists():
-            with np.load(known, allow_pickle=False) as kept:
-                if str(kept["about"]) == about:
-                    self.low, self.high = kept["low"], kept["high"]
-                    return kept["counts"]
+            with np.load(known, allow_pickle=False) as record:
+                if str(record["about"]) == about:
+                    self.low, self.high = record["low"], record["high"]
+                    return record["counts"]
         # Pieces are small, but those of some formats are whole files, of which few are in memory at a time.
         threads = min(num_threads(), max(1, _KEPT // int(self.sizes.max())))
         with ThreadPoolExecutor(threads, thread_name_prefix="gridless-scan") as pool:
@@ -221,7 +217,7 @@ class Scene:
         return counts
 
     def _look(self, k: int, cell: float, finite: Sequence[str]) -> tuple[list[float], list[float], np.ndarray]:
-        """Where piece k begins and ends, and the points in each cell."""
+        """The box of piece k, and the number of its points in each cell."""
         piece = self.piece(k)
         if not len(piece.index):
             return [np.inf] * self.dim, [-np.inf] * self.dim, np.empty((0, 3), np.int64)
@@ -248,11 +244,11 @@ class Scene:
         (i0, wide), (j0, tall) = ((int(x.min()), int(np.ptp(x)) + 1) for x in cells.T)
         # As one number each, which is quicker to count; Python's, that grow as they must.
         if wide * tall < 1 << 62:
-            code, many = np.unique((cells[:, 0] - i0) * tall + (cells[:, 1] - j0), return_counts=True)
-            found = np.stack([i0 + code // tall, j0 + code % tall], 1)
+            code, totals = np.unique((cells[:, 0] - i0) * tall + (cells[:, 1] - j0), return_counts=True)
+            occupied = np.stack([i0 + code // tall, j0 + code % tall], 1)
         else:
-            found, many = np.unique(cells, axis=0, return_counts=True)
-        return low, high, np.column_stack([found, many])
+            occupied, totals = np.unique(cells, axis=0, return_counts=True)
+        return low, high, np.column_stack([occupied, totals])
 
     def within(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """The pieces that may have points in a box over the first axes."""
@@ -261,17 +257,17 @@ class Scene:
 
     def window(self, low: np.ndarray, high: np.ndarray) -> ScenePoints:
         """All points in a box over the first axes, its ends included, in the order of the scene's index."""
-        axes, found = len(low), []
+        axes, parts = len(low), []
         for k in self.within(low, high):
             piece = self.piece(int(k))
             mine = np.ones(len(piece.index), np.bool_)
             for x, first, last in zip(piece.coords.T[:axes], low, high, strict=True):
                 mine &= (x >= first) & (x <= last)
             if mine.any():
-                found.append(taken(piece, np.flatnonzero(mine)))
-        if not found:
+                parts.append(taken(piece, np.flatnonzero(mine)))
+        if not parts:
             return ScenePoints(np.empty((0, self.dim)), np.empty(0, np.int64), {})
-        whole = _joined(found)
+        whole = _joined(parts)
         if self._sorted is None:
             return whole
         return taken(whole, whole.index.argsort(kind="stable"))
@@ -318,9 +314,9 @@ class _Sorted:
         if not about.exists():
             try:
                 with whole_file(self._path) as file:
-                    found = self._write(scene, cell, file)
+                    index = self._write(scene, cell, file)
                 with whole_file(about) as file:
-                    np.savez(file, **found)
+                    np.savez(file, **index)
             except OSError as error:
                 remedy = "make room" if folder is not None else "make room, or set TMPDIR to a larger disk"
                 raise OSError(
@@ -328,9 +324,9 @@ class _Sorted:
                     f"{place} cannot hold a sorted copy of {scene.count} points ({os.strerror(error.errno or 0)}): "
                     f"{remedy}",
                 ) from None
-        with np.load(about, allow_pickle=False) as kept:
-            self._ends, self.low, self.high = kept["ends"], kept["low"], kept["high"]
-            self._dtype = kept["like"].dtype
+        with np.load(about, allow_pickle=False) as record:
+            self._ends, self.low, self.high = record["ends"], record["low"], record["high"]
+            self._dtype = record["like"].dtype
 
     @staticmethod
     def _write(scene: Scene, cell: float, file: Any) -> dict[str, Any]:
@@ -415,21 +411,12 @@ def _read_unchanged(file: Path, state: FileState | None, k: int) -> Points:
     return points
 
 
-def state_of(file: Path) -> FileState | None:
-    """What changes when a file does; None where there is none."""
-    try:
-        found = file.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_size, found.st_mtime_ns
-
-
 def files_of(source: Path) -> list[Path]:
     """The file, or those in a folder that hold clouds."""
     if not source.is_dir():
         return [source]
-    found = (p for p in source.iterdir() if p.suffix.lower() in READERS and p.name.lower() not in NOTES)
-    files = sorted(p for p in found if p.is_file())
+    clouds = (p for p in source.iterdir() if p.suffix.lower() in READERS and p.name.lower() not in NOTES)
+    files = sorted(p for p in clouds if p.is_file())
     if not files:
         raise FileNotFoundError(f"{source} holds no clouds: there are readers for {', '.join(sorted(READERS))}")
     return files

@@ -25,7 +25,7 @@ from gridless.scenes.scene import Scene, cells_of
 from gridless.structures import Cloud, Geometry, Rows
 
 Key = tuple[int, int]
-# How often a point may be read, over all tiles, before a scene is sorted first.
+# Reads of a point, over all tiles, above which the scene is sorted first.
 _OFTEN = 6.0
 
 
@@ -91,7 +91,7 @@ class Tiles(Sequence):
         if grid is not None and not 0 < grid < math.inf:
             raise ValueError(f"tiles: grid must be positive, not {grid}")
         self.scene, self.size, self.halo, self.grid = scene, float(size), float(halo), grid
-        # What runs on other tiles needed: the next one begins with that.
+        # The halo that other tiles needed: the next tile begins with it.
         self.usual = self.halo
         if counts is None:
             counts = scene.scan(self.size) if scene.count else np.empty((0, 3), np.int64)
@@ -125,7 +125,7 @@ class Tiles(Sequence):
         return map(self.tile, self.keys)
 
     def box(self, key: tuple[int, int], halo: float) -> tuple[np.ndarray, np.ndarray]:
-        """Where a tile and its halo begin and end, over the first axes."""
+        """The box of a tile and its halo, over the first axes."""
         if math.isinf(self.size):
             return np.full(self._axes, -math.inf), np.full(self._axes, math.inf)
         numbers = np.array(key[: self._axes], np.float64)
@@ -138,7 +138,7 @@ class Tiles(Sequence):
         """The tile of a cell (i, j) with a halo of its own, or that of the others."""
         halo = self.usual if halo is None else halo
         low, high = self.box(key, halo)
-        coords, index, found = self.scene.window(low, high)
+        coords, index, scene_rows = self.scene.window(low, high)
         order = _order(coords)
         cells = cells_of(coords, self.size)
         inside = ((cells[:, 0] == key[0]) & (cells[:, 1] == key[1])).take(order)
@@ -154,20 +154,20 @@ class Tiles(Sequence):
                 f"tiles: a tile of {np.ptp(coords, axis=0).max():g} is too large for float32 at a resolution of "
                 f"{self.scene.resolution:g}: take smaller tiles"
             )
-        lost = {"index", "inside"} & found.keys()
+        lost = {"index", "inside"} & scene_rows.keys()
         if lost:
             raise ValueError(f"tiles: the rows {lost.pop()!r} of the scene would be lost: choose others, rows=[...]")
-        rows: dict[str, Any] = {name: values.take(order, 0) for name, values in found.items()}
+        rows: dict[str, Any] = {name: values.take(order, 0) for name, values in scene_rows.items()}
         every = Cloud.of(near)
         every = every._changed(
             rows=Rows.of({**rows, "index": index.take(order), "inside": inside}, every.coords, "tiles")
         )
-        del coords, index, found, order
+        del coords, index, scene_rows, order
         cloud = every if self.grid is None else grid_sample(every, self.grid, origin=offset.tolist())
         return Tile(self, key, halo, offset, every, cloud)
 
     def _offset(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """What is taken off the coordinates of a tile: nothing where they are float32 already."""
+        """The offset of a tile's coordinates: zero if they are float32 already."""
         offset = np.zeros(self.scene.dim)
         if self.scene.dtype != np.float32:
             offset = (self._ends[0] + self._ends[1]) / 2
@@ -226,7 +226,7 @@ class Tile:
             self.tiles.usual = max(self.tiles.usual, 1.1 * needed)
 
     def _depth(self, device: torch.device | str) -> Tensor:
-        """How far each point of the cloud is from where the tile ends; infinite where the scene ends first."""
+        """The distance of each point from the end of the tile; infinite where the scene ends first."""
         low, high = self.tiles.box(self.key, self.halo)
         axes = len(low)
         first, last = (end[:axes] for end in self.tiles._ends)
@@ -258,16 +258,16 @@ def layers_of(model: nn.Module) -> list[str]:
     A network that sees a scene as a whole, or where in it a point is, is refused by the name of the layer.
     """
     from gridless.nn.blocks import WideBlock
-    from gridless.nn.conv import _Conv
-    from gridless.nn.pool import _Pool
+    from gridless.nn.conv import Convolution
+    from gridless.nn.pool import Pooling
 
     for name, module in model.named_modules():
-        if isinstance(module, _Pool | WideBlock):
-            why = "pools over the whole cloud" if isinstance(module, _Pool) else "sees absolute coordinates"
+        if isinstance(module, Pooling | WideBlock):
+            why = "pools over the whole cloud" if isinstance(module, Pooling) else "sees absolute coordinates"
             raise ValueError(
                 f"{type(model).__name__} cannot label a scene tile by tile: {name or 'it'} {why}: use point_unet"
             )
-    return [str(module.edges) for module in model.modules() if isinstance(module, _Conv)]
+    return [str(module.edges) for module in model.modules() if isinstance(module, Convolution)]
 
 
 def _order(coords: np.ndarray) -> np.ndarray:

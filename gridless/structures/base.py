@@ -1,5 +1,5 @@
-"""What all structures are made of: fields that say what they hold, so that moving, cutting, collating and padding are
-written once, for all of them."""
+"""The base of all structures. Fields declare their kind, so that moving, cutting, collating and padding are written
+once, for all of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def per_row(of: str | None = None, **kwargs: Any) -> Any:
 
 
 def named_rows() -> Any:
-    """What else belongs to each point or event: `Rows`, none by default."""
+    """Further values of each point or event: `Rows`, none by default."""
     return field(default=NO_ROWS, metadata={"kind": "named rows"})
 
 
@@ -62,7 +62,7 @@ def kinds(cls: type) -> tuple[tuple[str, str, str | None], ...]:
 
 
 class Structure:
-    """What all structures share. Subclasses are frozen dataclasses whose fields declare their kind."""
+    """The base of all structures. Subclasses are frozen dataclasses whose fields declare their kind."""
 
     # Named after the field whose rows carry the data: its length is the length of the structure.
     _length: ClassVar[str]
@@ -77,7 +77,7 @@ class Structure:
 
     @property
     def _end(self) -> int:
-        """How many rows there are before the padding; refused where a graph would keep that of its first batch."""
+        """The number of rows before the padding; refused where a graph would keep that of its first batch."""
         if self.padding and _capturing(self.device):
             mask = "cloud.example < cloud.num_examples or edges.target < edges.num_target"
             raise RuntimeError(
@@ -129,17 +129,17 @@ class Structure:
     def made(cls, **values: Any) -> Self:
         """A structure from values that our own code made: nothing is checked or converted."""
         new = object.__new__(cls)
-        # What is not given is found in the class, where dataclasses keep defaults.
+        # Fields left out are found in the class, where dataclasses keep defaults.
         new.__dict__.update(values)
         return new
 
     def leaves(self) -> dict[str, Any]:
         """Every tensor and setting by name, those of rows as `rows.rgb`: what `of_leaves` needs to make it again."""
-        found = {}
+        leaves = {}
         for name, *_ in kinds(type(self)):
             value = getattr(self, name)
-            found |= {f"{name}.{n}": v for n, v in value.items()} if isinstance(value, Rows) else {name: value}
-        return found
+            leaves |= {f"{name}.{n}": v for n, v in value.items()} if isinstance(value, Rows) else {name: value}
+        return leaves
 
     @classmethod
     def of_leaves(cls, leaves: Mapping[str, Any]) -> Self:
@@ -169,9 +169,9 @@ class Structure:
 
     def cached(self, name: str, make: Any) -> Any:
         """A value derived once and kept beside the structure; never copied, compared or pickled."""
-        kept = self.__dict__.get("_kept", {})
-        if name in kept:
-            return kept[name]
+        cache = self.__dict__.get("_kept", {})
+        if name in cache:
+            return cache[name]
         # A graph that torch traces, and a transform of torch.func, whose tensors end with it, keep nothing.
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return make()
@@ -185,7 +185,7 @@ class Structure:
         return value
 
     def keeps(self, name: str) -> bool:
-        """Whether a value of this name was derived and is kept (see `cached`)."""
+        """True if a value of this name was derived and is kept (see `cached`)."""
         return name in self.__dict__.get("_kept", ())
 
     def trusted(self) -> Self:
@@ -245,7 +245,7 @@ class Structure:
         return f"<pre>{escape(self._in_words(self._facts()))}</pre>" + (rows._repr_html_() if rows else "")
 
     def _readable(self) -> bool:
-        """Whether values can be looked at without waiting for a GPU, and are there at all."""
+        """True if there are values, and looking at them does not wait for a GPU."""
         tensor = getattr(self, self._length)
         return self.device.type == "cpu" and type(tensor) is Tensor and len(tensor) > 0
 
@@ -263,7 +263,7 @@ class Ragged(Structure):
 
     splits: Tensor
 
-    # What a row is called, and an example.
+    # The words for a row and for an example.
     _row: ClassVar[str]
     _example: ClassVar[str]
 

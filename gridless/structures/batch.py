@@ -74,7 +74,7 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
         raise TypeError(f"collate: {error}: what holds points of another library is gl.Cloud.of(x)") from None
 
 
-# What is collated in one way, and may be mixed.
+# Types that are collated in one way, and may be mixed.
 _ALIKE = (Geometry, Structure, tuple | list, Mapping, Tensor, np.ndarray, Number | np.bool_, str | bytes)
 
 
@@ -86,8 +86,8 @@ def _check_alike(examples: Sequence[Any]) -> None:
             if example is None:
                 raise TypeError(f"collate: example {i} has a None, of which there is no batch: leave it out")
             if _alike(example) is not _alike(first):
-                found = f"{type(first).__name__} in example 0 and {type(example).__name__} in example {i}"
-                raise TypeError(f"collate: {found} cannot share a batch: make them alike")
+                kinds_in_words = f"{type(first).__name__} in example 0 and {type(example).__name__} in example {i}"
+                raise TypeError(f"collate: {kinds_in_words} cannot share a batch: make them alike")
     if isinstance(first, tuple | list):
         for i, example in enumerate(examples):
             if len(example) != len(first):
@@ -111,7 +111,7 @@ def _refuse(batch: Sequence[Any], *, collate_fn_map: Any = None) -> None:
     raise TypeError(f"a DataLoader cannot make a batch of {what} by itself: pass it collate_fn=gl.collate")
 
 
-# What a DataLoader without our `collate`, Lightning's included, does with our structures.
+# A DataLoader without our `collate`, Lightning's included, refuses our structures.
 default_collate_fn_map.update({Structure: _refuse, Geometry: _refuse})
 
 
@@ -134,8 +134,8 @@ def _merge(parts: Sequence[Structure]) -> Structure:
         column = columns[name]
         if kind == "same":
             if column.count(column[0]) != len(column):
-                found = " and ".join(dict.fromkeys(map(str, column)))
-                raise ValueError(f"collate: {_several(cls)} of different {name}, {found}, cannot share a batch")
+                settings = " and ".join(dict.fromkeys(map(str, column)))
+                raise ValueError(f"collate: {_several(cls)} of different {name}, {settings}, cannot share a batch")
             if name == "padding" and column[0]:
                 raise ValueError("collate: padded batches cannot be collated again")
             values[name] = column[0]

@@ -27,7 +27,7 @@ class Cloud(Ragged):
     A cloud that was sampled from another knows where its points came from: `parent_index` (S), rows of a cloud of
     `num_parent` points. `distance` (num_parent), on request, is how far each of those is from its closest sample.
 
-    `rows` are what else belongs to each point: a colour, an intensity, a label. They follow the points wherever these
+    `rows` hold further values of each point: a colour, an intensity, a label. They follow the points wherever these
     are cut, put in another order, sampled, batched, padded or moved. The rows named in `directions` are vectors
     (S, ..., D) across the surface, such as normals: augmentation turns them with the coordinates.
     The last `padding` points belong to no example.
@@ -88,7 +88,7 @@ class Cloud(Ragged):
         if isinstance(x, Cloud):
             if not rows and not directions:
                 return x
-            # What was said of the rows before holds on.
+            # Directions named before stay directions.
             named = (*x.directions, *_names(directions))
             return dataclasses.replace(x, rows={**x.rows, **rows}, directions=tuple(dict.fromkeys(named)))
         if isinstance(x, (list, tuple)):
@@ -190,14 +190,14 @@ class Cloud(Ragged):
     def _facts(self) -> list[str]:
         many = [] if self.num_examples == 1 else [f"{self.num_examples:,} examples"]
         dtype = str(self.coords.dtype).removeprefix("torch.")
-        words = [*many, f"{len(self) - self.padding:,} points in {self.dim}-D", dtype]
+        facts = [*many, f"{len(self) - self.padding:,} points in {self.dim}-D", dtype]
         if self._readable() and len(self) > self.padding:
             real = self.coords.detach()[: len(self) - self.padding]
             ends = (real.amin(0).tolist(), real.amax(0).tolist())
             # Coordinates of a map differ in the last of their digits.
-            said = (", ".join(f"{v:.0f}" if 1e3 <= abs(v) < 1e9 else f"{v:.3g}" for v in end) for end in ends)
-            words.append("from ({}) to ({})".format(*said))
-        return words + ([f"sampled from {self.num_parent:,}"] if self.parent_index is not None else [])
+            corners = (", ".join(f"{v:.0f}" if 1e3 <= abs(v) < 1e9 else f"{v:.3g}" for v in end) for end in ends)
+            facts.append("from ({}) to ({})".format(*corners))
+        return facts + ([f"sampled from {self.num_parent:,}"] if self.parent_index is not None else [])
 
     @property
     def dim(self) -> int:
@@ -205,7 +205,7 @@ class Cloud(Ragged):
 
     @property
     def is_alone(self) -> bool:
-        """Whether it was made as one example, whose splits need not be read."""
+        """True if it was made as one example, whose splits need not be read."""
         return "_alone" in self.__dict__
 
     def sampled(
@@ -278,7 +278,7 @@ def _check_alike(examples: Sequence[Tensor]) -> None:
 
 
 def _is_point(x: Any) -> bool:
-    """Whether this is one point of a list of points, and not an example of a list of them."""
+    """True for one point of a list of points, False for an example of a list of examples."""
     if isinstance(x, (list, tuple)):
         return len(x) > 0 and isinstance(x[0], Number)
     return getattr(x, "ndim", 0) == 1 and getattr(getattr(x, "dtype", None), "names", None) is None

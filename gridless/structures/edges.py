@@ -48,7 +48,7 @@ class Edges(Structure):
         if source.device.type == "cpu":
             self.check("Edges")
         elif source.dtype == torch.int64:
-            # What 32 bits do not hold stays out of range, and is found when it is looked at.
+            # Numbers beyond 32 bits stay out of range, and the check finds them.
             source = source.clamp(-1, MAX_EDGES)
         # On the CPU, where numbers out of range would end the process, a copy: what was checked is what kernels read.
         object.__setattr__(self, "source", source.to(torch.int32, copy=source.is_cpu).contiguous())
@@ -74,13 +74,13 @@ class Edges(Structure):
 
     def _facts(self) -> list[str]:
         count = len(self) - self.padding
-        words = [f"{count:,} edges from {self.num_source:,} sources to {self.num_target:,} targets"]
+        facts = [f"{count:,} edges from {self.num_source:,} sources to {self.num_target:,} targets"]
         if self._readable() and self.num_target:
             # Padding has no edges, and comes last.
             targets = int((self.splits < count).sum()) if self.padding else self.num_target
-            words.append(f"{count / max(targets, 1):.1f} each, {int(self.counts.max()):,} at most")
-        words += [f"limit {self.limit}"] if self.limit is not None else []
-        return words + (["symmetric"] if self.symmetric else [])
+            facts.append(f"{count / max(targets, 1):.1f} each, {int(self.counts.max()):,} at most")
+        facts += [f"limit {self.limit}"] if self.limit is not None else []
+        return facts + (["symmetric"] if self.symmetric else [])
 
     def check(self, what: str = "edges") -> None:
         """Refuse splits or sources out of range. Reads values, once: a synchronisation on the GPU."""
@@ -149,13 +149,15 @@ class Edges(Structure):
     def to_torch_csr(self, values: Tensor | None = None) -> Tensor:
         """A torch.sparse_csr tensor (num_target, num_source), of ones unless values (E) are given."""
         end = self._end
-        given = torch.ones(end, device=self.device) if values is None else self._of_edges("to_torch_csr", values)
+        weights = torch.ones(end, device=self.device) if values is None else self._of_edges("to_torch_csr", values)
         shape = (self.num_target, self.num_source)
         with warnings.catch_warnings():
             # PyTorch says of every such tensor that they are in beta, and 2.11 that checks are off, although we say so.
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
             warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
-            return torch.sparse_csr_tensor(self.splits, self.source[:end].long(), given, shape, check_invariants=False)
+            return torch.sparse_csr_tensor(
+                self.splits, self.source[:end].long(), weights, shape, check_invariants=False
+            )
 
     def _of_edges(self, what: str, values: Any) -> Any:
         """Values of all edges, or of all but padding: without those of padding."""

@@ -18,7 +18,7 @@ from gridless.structures.base import Ragged, as_splits, index, named_rows, per_r
 from gridless.structures.interchange import held_events
 from gridless.structures.rows import NO_ROWS, Rows
 
-# What other libraries call the four fields.
+# Names of the four fields in other libraries.
 ALIASES = {
     "x": ("x",),
     "y": ("y",),
@@ -40,7 +40,7 @@ class Events(Ragged):
     sensor (width, height). Events that were fired by other events (LIF) know which: `cause` (S), rows of a stream of
     `num_parent` events; their polarity is None.
 
-    `rows` are what else belongs to each event: a weight, a label. They follow the events wherever these are cut, put in
+    `rows` hold further values of each event: a weight, a label. They follow the events wherever these are cut, put in
     order, batched, padded or moved, and events that are fired have those of their causes.
     The last `padding` events belong to no recording.
     """
@@ -142,9 +142,9 @@ class Events(Ragged):
         columns = [_columns(r, "Events.of") for r in recordings]
         more = []
         for i, (recording, (_, time, _)) in enumerate(zip(recordings, columns, strict=True)):
-            given = {n: v[i] if several else v for n, v in rows.items()}
+            rows_of_one = {n: v[i] if several else v for n, v in rows.items()}
             own = recording.rows.map(Tensor.cpu) if isinstance(recording, Events) else {}
-            more.append(Rows.of({**own, **given}, torch.from_numpy(time), "Events.of"))
+            more.append(Rows.of({**own, **rows_of_one}, torch.from_numpy(time), "Events.of"))
         events = unchecked(columns, sensor, names, more)
         events.check("Events.of")
         return events.to(device)
@@ -160,15 +160,15 @@ class Events(Ragged):
 
     def _facts(self) -> list[str]:
         many = [] if self.num_examples == 1 else [f"{self.num_examples:,} recordings"]
-        words = [*many, f"{len(self) - self.padding:,} events", f"{self.sensor[0]} x {self.sensor[1]} pixels"]
+        facts = [*many, f"{len(self) - self.padding:,} events", f"{self.sensor[0]} x {self.sensor[1]} pixels"]
         if self._readable() and self.num_examples == 1 and not self.padding:
             seconds = int(self.time[-1] - self.time[0]) / 1e6
-            words.append(f"{seconds:.3g} s from {int(self.time[0]):,} us on")
+            facts.append(f"{seconds:.3g} s from {int(self.time[0]):,} us on")
             if self.polarity is not None:
-                words.append(f"{float(self.polarity.double().mean()):.0%} ON")
+                facts.append(f"{float(self.polarity.double().mean()):.0%} ON")
         if self.polarity is None:
-            words.append("no polarity")
-        return words + ([f"fired by {self.num_parent:,}"] if self.cause is not None else [])
+            facts.append("no polarity")
+        return facts + ([f"fired by {self.num_parent:,}"] if self.cause is not None else [])
 
     def check(self, what: str = "events") -> None:
         """Refuse times that step back, negative times and events outside the sensor, naming recording and row.
@@ -220,11 +220,11 @@ class Events(Ragged):
 def as_sensor(sensor: Any, what: str = "Events") -> tuple[int, int]:
     """(width, height), also of tonic's (width, height, polarities)."""
     try:
-        given = tuple(sensor[:2] if len(sensor) == 3 else sensor)
-        width, height = (int(v) for v in given)
+        sides = tuple(sensor[:2] if len(sensor) == 3 else sensor)
+        width, height = (int(v) for v in sides)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{what}: sensor must be (width, height), not {sensor!r}") from None
-    if (width, height) != given:
+    if (width, height) != sides:
         raise ValueError(f"{what}: sensor must be two whole numbers, (width, height), not {sensor!r}")
     if not (0 < width < 2**31 and 0 < height < 2**31):
         raise ValueError(f"{what}: a sensor of {width} x {height} pixels cannot be")

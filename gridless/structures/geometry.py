@@ -35,7 +35,7 @@ def points_of(what: str, features: Tensor, geometry: Geometry, name: str) -> Any
 
 
 class Geometry(Mapping[str, Structure]):
-    """What a plan computed, by name: `geometry["X1"]` is a cloud, `geometry["N01"]` its edges."""
+    """The results of a plan, by name: `geometry["X1"]` is a cloud, `geometry["N01"]` its edges."""
 
     def __init__(self, values: Mapping[str, Any], lines: Mapping[str, str] | None = None) -> None:
         """`lines` are the fingerprints of what the plan found under each name, where that is known."""
@@ -78,7 +78,7 @@ class Geometry(Mapping[str, Structure]):
 
     @property
     def lines(self) -> Mapping[str, str] | None:
-        """What the plan found under each name, by fingerprints; None where it is not known."""
+        """Fingerprints of the plan's lines, by name; None if they are not known."""
         return self._lines
 
     @property

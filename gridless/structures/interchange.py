@@ -1,4 +1,4 @@
-"""What people hold: clouds and events of other libraries, read and made. None is imported before it is met."""
+"""Clouds and events of other libraries, read and made. None is imported before it is met."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
 
 def held_cloud(x: Any) -> Held | None:
-    """What is in a cloud of another library, a table or a structured array; None for anything else."""
+    """The content of a cloud of another library, a table or a structured array; None for anything else."""
     if isinstance(x, np.ndarray):
         return None if x.dtype.names is None else _table((name, x[name]) for name in x.dtype.names)
     if isinstance(x, Mapping):
@@ -57,25 +57,25 @@ def held_events(x: Any) -> tuple[Any, tuple[int, int] | None]:
 
 def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """The two or three coordinates among columns (S, ...) with names in any case, and the rows that the others make."""
-    found: dict[str, np.ndarray] = {}
+    by_name: dict[str, np.ndarray] = {}
     for name, column in columns:
         name = str(name).lower()
-        if name in found:
+        if name in by_name:
             raise ValueError(f"two columns are called {name!r}")
-        found[name] = column
-    axes = [axis for axis in "xyz" if axis in found]
-    if not axes and all(axis in found for axis in _numbered(4)):
-        axes = [*takewhile(found.__contains__, _numbered(8))]
+        by_name[name] = column
+    axes = [axis for axis in "xyz" if axis in by_name]
+    if not axes and all(axis in by_name for axis in _numbered(4)):
+        axes = [*takewhile(by_name.__contains__, _numbered(8))]
     elif axes[:2] != ["x", "y"]:
         missing = "x" if "x" not in axes else "y"
-        raise ValueError(f"the points have no {missing!r}, only {', '.join(found)[:200] or 'nothing'}")
-    parts = [found.pop(axis) for axis in axes]
+        raise ValueError(f"the points have no {missing!r}, only {', '.join(by_name)[:200] or 'nothing'}")
+    parts = [by_name.pop(axis) for axis in axes]
     if any(part.ndim != 1 or part.dtype.kind not in "fiu" for part in parts):
         raise ValueError("a coordinate is one number")
     for row, names in TOGETHER:
-        if row not in found and all(n in found and found[n].ndim == 1 for n in names):
-            found[row] = np.stack([found.pop(n) for n in names], 1)
-    return parts, found
+        if row not in by_name and all(n in by_name and by_name[n].ndim == 1 for n in names):
+            by_name[row] = np.stack([by_name.pop(n) for n in names], 1)
+    return parts, by_name
 
 
 def _numbered(dim: int) -> list[str]:
@@ -115,7 +115,7 @@ def plain_type(kind: np.dtype) -> np.dtype:
 
 
 def normals(rows: Mapping[str, Any], coords: Any) -> tuple[str, ...]:
-    """Which rows are known to be directions: normals, where they have as many dimensions as the points."""
+    """The names of rows that are directions: normals, if they have as many dimensions as the points."""
     real = [n for n in ("normal", "norm") if n in rows and tuple(rows[n].shape) == tuple(coords.shape)]
     return tuple(n for n in real if "float" in str(rows[n].dtype))
 
@@ -147,7 +147,7 @@ def _pyg(data: Any) -> Held:
     if getattr(data, "pos", None) is None:
         raise ValueError("Cloud.of: this Data has no pos: its points are data.pos, (N, D)")
     keys = [*map(str, data.keys())]
-    # What PyG keeps of the batch itself: batch, and x_batch where x was to be followed.
+    # PyG keeps facts about the batch itself: batch, and x_batch where x was to be followed.
     own = {"pos", "batch", "ptr", *(f"{name}_{what}" for name in keys for what in ("batch", "ptr"))}
     names = [n for n in keys if n not in own and data.is_node_attr(n)]
     rows: dict[str, Any] = {PYG.get(n, n): data[n] for n in names if isinstance(data[n], Tensor | np.ndarray)}
@@ -205,12 +205,12 @@ _CLOUDS: dict[str, Callable[[Any], Held]] = {
 
 
 def _is_of(x: Any, package: str) -> bool:
-    """Whether a class of x, or one that it is made from, comes from a package."""
+    """True if a class of x, or a base of it, comes from a package."""
     return any(kind.__module__.partition(".")[0] == package for kind in type(x).__mro__)
 
 
 class _Points(Protocol):
-    """What is read of a `Cloud`, which imports this module."""
+    """The fields of a `Cloud` that are read here; `Cloud` imports this module."""
 
     def __len__(self) -> int: ...
 
@@ -262,7 +262,7 @@ def to_pyg(cloud: _Points) -> Any:
     theirs = {ours: name for name, ours in PYG.items()}
     taken = {"pos", "batch", "ptr", "num_nodes", *(name for name, ours in PYG.items() if ours in cloud.rows)}
     if cloud.num_examples > 1:
-        # What PyG takes for positions of nodes or examples, and counts on from one example to the next.
+        # PyG takes these names for positions of nodes or examples, and counts on from one example to the next.
         taken |= {name for name in cloud.rows if "index" in name or "batch" in name or name == "face"}
     _refuse_rows("to_pyg", cloud, [name for name in cloud.rows if name in taken])
     each = []
@@ -280,18 +280,18 @@ def to_open3d(cloud: _Points) -> Any:
             f"{cloud.dim}: pick one, cloud.examples[i].to_open3d()"
         )
     o3d = package("open3d", "to_open3d", "open3d")
-    made = o3d.geometry.PointCloud()
+    points = o3d.geometry.PointCloud()
 
     def vectors(x: Tensor) -> Any:
         return o3d.utility.Vector3dVector(x.detach()[: len(cloud) - cloud.padding].double().cpu().numpy())
 
-    made.points = vectors(cloud.coords)
+    points.points = vectors(cloud.coords)
     if "rgb" in cloud.rows:
         rgb = cloud.rows["rgb"]
-        made.colors = vectors(rgb if rgb.is_floating_point() else rgb / (255 if rgb.dtype == torch.uint8 else 65535))
+        points.colors = vectors(rgb if rgb.is_floating_point() else rgb / (255 if rgb.dtype == torch.uint8 else 65535))
     if "normal" in cloud.rows:
-        made.normals = vectors(cloud.rows["normal"])
-    return made
+        points.normals = vectors(cloud.rows["normal"])
+    return points
 
 
 def package(module: str, what: str, package: str) -> Any:

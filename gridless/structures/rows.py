@@ -1,4 +1,4 @@
-"""Rows: what belongs to each point or event beside its place."""
+"""Rows: further values of each point or event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shape_in_words(features: Tensor) -> str:
 
 
 class Rows(Mapping[str, Tensor]):
-    """What belongs to each point or event beside its place, by name: `cloud.rows["rgb"]` (S, 3). Read-only."""
+    """Further values of each point or event, by name: `cloud.rows["rgb"]` (S, 3). Read-only."""
 
     def __init__(self, values: Mapping[str, Tensor] | None = None) -> None:
         self._values = dict(values or {})
@@ -26,7 +26,7 @@ class Rows(Mapping[str, Tensor]):
     @classmethod
     def of(cls, values: Mapping[str, Any], like: Tensor, what: str) -> Rows:
         """Checked: one row for each row of `like`, on its device."""
-        made = {}
+        rows = {}
         for name, value in values.items():
             try:
                 value = tensor_of(value).contiguous()
@@ -38,8 +38,8 @@ class Rows(Mapping[str, Tensor]):
                 )
             if value.device != like.device:
                 raise ValueError(f"{what}: {name} is on {value.device}, the rest on {like.device}: move both")
-            made[name] = value
-        return cls(made) if made else NO_ROWS
+            rows[name] = value
+        return cls(rows) if rows else NO_ROWS
 
     @staticmethod
     def joined(parts: Sequence[Rows], what: str) -> Rows:
@@ -103,8 +103,8 @@ def tensor_of(x: Any) -> Tensor:
     """A tensor that shares the memory of an array, unless that may not be written to or lies otherwise."""
     if isinstance(x, np.ndarray):
         # torch has no types of another byte order.
-        kept = x.flags.carray and x.dtype.isnative
-        return torch.from_numpy(x if kept else np.array(x, x.dtype.newbyteorder("="), order="C"))
+        is_plain = x.flags.carray and x.dtype.isnative
+        return torch.from_numpy(x if is_plain else np.array(x, x.dtype.newbyteorder("="), order="C"))
     # A tensor stays where it is, whatever `torch.set_default_device` says.
     return x if isinstance(x, Tensor) else torch.as_tensor(x)
 

@@ -99,10 +99,10 @@ class TapEdges(Structure):
         return self.cached("edges", make)
 
     def _facts(self) -> list[str]:
-        words = [f"{self.num_taps} taps from {self.num_source:,} sources to {self.num_target - self.padding:,} targets"]
+        facts = [f"{self.num_taps} taps from {self.num_source:,} sources to {self.num_target - self.padding:,} targets"]
         if self._readable():
-            words.append(f"{int((self.table >= 0).sum()):,} edges")
-        return words + (["symmetric"] if self.symmetric else [])
+            facts.append(f"{int((self.table >= 0).sum()):,} edges")
+        return facts + (["symmetric"] if self.symmetric else [])
 
 
 def _pairs(table: Tensor) -> Pairs:

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from gridless.kernels.progress import bar
 from gridless.plan import Plan
 from gridless.training.batch import Batch
-from gridless.training.evaluate import judged
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
-from gridless.training.step import Loss
+from gridless.training.step import Loss, autocast
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,18 @@ class Task:
             about: of saved weights, as which classes are numbered.
         """
         raise NotImplementedError(f"task {self.name}: it does not say how its data is loaded (load)")
+
+    def source(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        split: str,
+        held_out_list: Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The files of a split as a `gridless.tasks.storage.Source`, so that they can be packed instead of being read
+        into memory; None if they cannot. The arguments are those of `load`; nothing is read yet."""
+        return None
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
         """The recipe with what the data decides filled in: number of classes, features, sensor."""
@@ -138,7 +151,27 @@ class Task:
             votes: views that are averaged for each example, if the task has such.
             progress: show a bar.
         """
-        return judged(model, data, recipe, self, batch_size, progress)
+        return self.judge(model, data, recipe, batch_size, progress)
+
+    @torch.no_grad()
+    def judge(
+        self,
+        model: Any,
+        data: TrainingSet,
+        recipe: Recipe,
+        batch_size: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, Any]:
+        """The figures of a network on examples as they are, each seen once: those of validation during training."""
+        was_training, scores = model.training, []
+        model.eval()
+        with bar("evaluate", len(data), progress) as advance:
+            for batch in self.loader(recipe, data, model.plan, train=False, batch_size=batch_size):
+                with autocast(batch.labels.device, recipe.precision):
+                    scores.append(self.score(model, batch))
+                advance(len(batch.labels))
+        model.train(was_training)
+        return self.figures(torch.cat(scores), data)
 
     def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
         """The line that `gridless evaluate` prints about the figures of `evaluate`."""
@@ -164,6 +197,11 @@ class Task:
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
         """The answer to one file. `options` are those of the command line that were given: {"points": 512}."""
         raise NotImplementedError(f"task {self.name}: it does not say how a file is answered (predict)")
+
+    def live(self, logits: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+        """What `gridless stream` prints for each answer (N, channels) of a live network, beside its time."""
+        shares, best = logits.softmax(1).max(1)
+        return [{"class": names[k], "probability": round(p, 6)} for k, p in zip(best.tolist(), shares.tolist())]
 
     def refuse(self, command: str, options: Mapping[str, Any], weights: str) -> None:
         """Refuse the first option of a command that was given and that this task does not have."""

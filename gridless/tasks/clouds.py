@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from gridless.augment.policy import Policy
+from gridless.data.packing import Item, Pack
 from gridless.data.prepare import Preparation
 from gridless.geometry import nearest
 from gridless.plan import Plan
-from gridless.structures import Cloud, Edges, Geometry
+from gridless.structures import Cloud, Edges, Geometry, Rows
 from gridless.tasks.base import Task
 from gridless.tasks.loading import (
     FOLDER,
@@ -26,12 +27,16 @@ from gridless.tasks.loading import (
     range_of,
     some_of,
 )
+from gridless.tasks.storage import Source, examples_of
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
+from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 
 # Points of the clouds that are evaluated at once: 256 clouds of 1,024.
 EVALUATED = 1 << 18
+# Options of a folder that say how its points are prepared.
+_HOW = tuple(entry.name for entry in fields(Preparation))
 # Neighbours in the first ball: fewer say little of the surface, more are slow and blur it.
 FEW, GOOD, MANY = 4, 12, 60
 
@@ -62,6 +67,24 @@ class CloudTask(Task):
         else:
             data = self.load_set(recipe, path, split, dict(recipe.data_options))
         return check_labelled(data, split)
+
+    def source(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        split: str,
+        held_out_list: Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> Source | None:
+        if recipe.data != FOLDER:
+            return self.source_of_set(recipe, path, split, dict(recipe.data_options))
+        options = {"label": self.folder_label} if self.folder_label else {}
+        options |= folder_options(recipe, held_out_list, about)
+        return _folder_source(recipe, folder_of(recipe, path), split, options)
+
+    def source_of_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> Source | None:
+        """The files of a data set that recipes name; None if it is small."""
+        return None
 
     def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
         """A split of a data set that recipes name."""
@@ -107,8 +130,7 @@ def _folder(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) 
     """A split of a folder of clouds, by classes, or with the option `label` by the labels of points."""
     from gridless.data.folder import CloudFolder
 
-    also = [entry.name for entry in fields(Preparation)]
-    folder = made(CloudFolder, options, also, root=path, split=split, progress=True, points=recipe.points)
+    folder = made(CloudFolder, options, _HOW, root=path, split=split, progress=True, points=recipe.points, read=True)
     numbers = {file: i for i, file in enumerate(folder.listing.files)}
     return TrainingSet.of(
         folder.clouds,
@@ -121,6 +143,60 @@ def _folder(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) 
         scales=folder.how.scales,
         listing=folder.listing,
     )
+
+
+class _FolderFiles:
+    """The clouds of a folder, read file by file, with what each file says of itself."""
+
+    def __init__(self, folder: Any) -> None:
+        self.folder, self.class_names = folder, folder.class_names
+
+    def __len__(self) -> int:
+        return len(self.folder.listing.files)
+
+    def __getitem__(self, i: int) -> Item:
+        listing = self.folder.listing
+        file = self.folder.read_file(listing.root / listing.files[i])
+        facts = {"labels": sorted(file.labels), "gaps": file.gaps, "scales": file.scales}
+        return Item([(with_short_labels(piece), listing.labels[i]) for piece in file.pieces], facts)
+
+
+def with_short_labels(cloud: Cloud) -> Cloud:
+    """The same cloud with the rows `part` as int32: `PackedSet` gives them back as int64."""
+    if "part" not in cloud.rows:
+        return cloud
+    return cloud._changed(rows=Rows({**cloud.rows, "part": cloud.rows["part"].int()}))
+
+
+def _folder_source(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) -> Source:
+    from gridless.data.folder import CloudFile, CloudFolder
+
+    folder = made(CloudFolder, options, _HOW, root=path, split=split, progress=False, points=recipe.points, read=False)
+    listing = folder.listing
+
+    def view(packed: Pack, name: str, keep: str) -> PackedSet:
+        facts = [packed.facts[number] for number in range(len(packed.about["items"]))]
+        read = [CloudFile(None, frozenset(each["labels"]), each["gaps"], each["scales"]) for each in facts]
+        folder.conclude({path / file: each for file, each in zip(packed.about["items"], read, strict=True)})
+        rows = torch.tensor(listing.rows(name))
+        index, owner = examples_of(packed, [listing.files[i] for i in rows.tolist()])
+        return PackedSet.of_pack(
+            packed,
+            index,
+            keep,
+            labels=torch.tensor(listing.labels)[rows[owner]],
+            class_names=folder.class_names,
+            features=folder.how.features,
+            parts=folder.part_names,
+            values=folder.values,
+            files=rows[owner],
+            scales=folder.how.scales,
+            listing=listing,
+            codes=torch.tensor(folder.values) if folder.values else None,
+        )
+
+    files = [path / file for file in listing.files]
+    return Source(_FolderFiles(folder), path, files, ("clouds", *folder.settings), listing.files, view)
 
 
 def views_of_cloud(votes: int) -> list[Policy | None]:
@@ -156,8 +232,9 @@ def describe_clouds(data: TrainingSet, model: Any) -> list[str]:
     lines = [f"{len(data)} examples to learn from, points each: {range_of(data.sizes)}"]
     if data.parts:
         # Those without a label, -1, are the last.
-        share = data.rows["part"].remainder(len(data.parts) + 1).bincount(minlength=len(data.parts) + 1)
-        named = zip([*data.parts, "without a label"], (share / data.sizes.sum()).tolist())
+        part = (data.cut(some_of(data)) if data.on_disk else data).rows["part"]
+        share = part.remainder(len(data.parts) + 1).bincount(minlength=len(data.parts) + 1)
+        named = zip([*data.parts, "without a label"], (share / len(part)).tolist())
         lines.append("points: " + ", ".join(f"{name} {s:.1%}" for name, s in named if name in data.parts or s))
     some = some_of(data)
     drawn = data.cut(some)

@@ -31,10 +31,14 @@ def load_data(
 ) -> TrainingSet:
     """The `split` of the data set that a recipe names, in the folder `root`, by the recipe's task.
 
+    It is read into memory, unless `root` is a pack.
+
     `root`, `split`, `held_out_list` and `about` are those of `Task.load`, whose `path` is `root`.
     """
+    from gridless.tasks.storage import load_splits
+
     path = None if root is None else Path(root)
-    return find(recipe.task_name).load(recipe, path, split, held_out_list, about)
+    return load_splits(find(recipe.task_name), recipe, path, [split], None, held_out_list, about)[0]
 
 
 def folder_of(recipe: Recipe, path: Path | None) -> Path:
@@ -54,8 +58,8 @@ def made(kind: type, options: Mapping[str, Any], also: Sequence[str] = (), **set
     known = [*arguments, *also]
     for name in options:
         if name not in known:
-            words = f"{name!r} is none of {kind.__name__} in a recipe: there are {', '.join(known)}"
-            raise ValueError(f"recipe: data_options: {words}")
+            problem = f"{name!r} is none of {kind.__name__} in a recipe: there are {', '.join(known)}"
+            raise ValueError(f"recipe: data_options: {problem}")
     try:
         return kind(**options, **settings)
     except TypeError as error:

@@ -13,6 +13,7 @@ from torch import Tensor
 from gridless.augment import events as augment
 from gridless.augment.events import Chain, EventTransform, StartAtZero
 from gridless.augment.policy import Policy
+from gridless.data.packing import Item, Pack
 from gridless.kernels.threads import in_threads
 from gridless.plan import Plan
 from gridless.structures import Events, collate
@@ -30,12 +31,16 @@ from gridless.tasks.loading import (
     range_of,
     some_of,
 )
+from gridless.tasks.storage import Source, examples_of
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
+from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 
 # Recordings that are read from files at a time, by one thread.
 CHUNK = 64
+# The sensor of a packed folder, by which its words are made before the largest of its files is known.
+PACKED_SENSOR = (4096, 4096)
 
 
 def _from_zero(train: bool) -> Chain:
@@ -89,6 +94,21 @@ class ClassifyRecordings(NameExamples):
             return TrainingSet.of(events, glyphs.labels, glyphs.class_names)
         kind = getattr(data, SETS[recipe.data][0])
         return read(made(kind, options, root=folder_of(recipe, path), split=split))
+
+    def source(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        split: str,
+        held_out_list: Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> Source | None:
+        if recipe.data == FOLDER:
+            options = folder_options(recipe, held_out_list, about)
+            return _folder_source(recipe, folder_of(recipe, path), split, options)
+        if recipe.data == "glyphs":
+            return None
+        return _set_source(recipe, folder_of(recipe, path), split)
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
         if recipe.data != FOLDER:
@@ -147,13 +167,93 @@ def read(data: Any) -> TrainingSet:
     return TrainingSet.of(parts[0] if len(parts) == 1 else collate(parts), data.labels, data.class_names)
 
 
+def _set_source(recipe: Recipe, root: Path, split: str) -> Source | None:
+    """The files of a published data set. Its parts `fit` and `validation` are views of the pack of `train`."""
+    import gridless.data as data
+
+    kind, options = getattr(data, SETS[recipe.data][0]), recipe.data_options
+    whole = made(kind, options, root=root, split="test" if split == "test" else "train")
+
+    def view(packed: Pack, name: str, keep: str) -> PackedSet:
+        part = made(kind, options, root=root, split=name)
+        index, _ = examples_of(packed, [str(file.relative_to(root)) for file in part.files])
+        return PackedSet.of_pack(packed, index, keep)
+
+    if whole.pack is not None:
+        # An archive is in memory already.
+        return None
+    names = [str(file.relative_to(root)) for file in whole.files]
+    return Source(whole, root, whole.files, (kind.__name__, str(whole.repair)), names, view)
+
+
+class _FolderFiles:
+    """The recordings of a folder, read one by one, with the sensor of each."""
+
+    def __init__(self, folder: Any) -> None:
+        self.folder, self.class_names = folder, folder.class_names
+
+    def __len__(self) -> int:
+        return len(self.folder.listing.files)
+
+    def __getitem__(self, i: int) -> Item:
+        listing = self.folder.listing
+        file = listing.root / listing.files[i]
+        events = self.folder.read_file(file)
+        if max(events.sensor) > max(PACKED_SENSOR):
+            raise ValueError(f"{file}: {events.sensor[0]} x {events.sensor[1]} pixels are too many for a pack.")
+        facts = {"sensor": list(events.sensor)}
+        return Item([(events._changed(sensor=PACKED_SENSOR), listing.labels[i])], facts)
+
+
+def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, Any]) -> Source:
+    from gridless.data.folder import EventFolder
+
+    options = _with_sensor(recipe, options)
+    sensor = options.get("sensor")
+    # One pack serves training and evaluation: the sensor matters for its files only where it decides what is dropped.
+    options["sensor"] = sensor if "drop" in options.get("repair", ()) else None
+    folder = made(EventFolder, options, root=path, split=split, progress=False, read=False)
+    listing = folder.listing
+
+    def view(packed: Pack, name: str, keep: str) -> PackedSet:
+        rows = torch.tensor(listing.rows(name))
+        index, owner = examples_of(packed, [listing.files[i] for i in rows.tolist()])
+        if sensor is not None:
+            packed.sensor = _on_sensor(packed, tuple(sensor))
+        files = rows[owner]
+        labels = torch.tensor(listing.labels)[files]
+        data = PackedSet.of_pack(
+            packed, index, keep, labels=labels, class_names=listing.class_names, files=files, listing=listing
+        )
+        if len(data) and not int(data.sizes.min()):
+            empty = path / listing.files[int(files[data.sizes.argmin()])]
+            raise ValueError(f"{empty}: there is no event in it. Remove it.")
+        return data
+
+    settings = ("recordings", str(folder.asked), str(folder.repair), folder.topic)
+    return Source(_FolderFiles(folder), path, [path / file for file in listing.files], settings, listing.files, view)
+
+
+def _on_sensor(packed: Pack, sensor: tuple[int, int]) -> tuple[int, int]:
+    """The given sensor, if all recordings of a pack lie on it."""
+    width, height = packed.sensor
+    if width > sensor[0] or height > sensor[1]:
+        of = "{0} x {1}".format
+        raise ValueError(f"{packed.path}: recordings have {of(*packed.sensor)} pixels, more than {of(*sensor)}.")
+    return sensor
+
+
+def _with_sensor(recipe: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a folder with the sensor of the network, unless preparation makes another one."""
+    same = prepared_sensor(recipe, _ANY_SENSOR) == _ANY_SENSOR
+    return {"sensor": recipe.model.get("sensor") if same else None, **options}
+
+
 def _folder(recipe: Recipe, path: Path, split: str, options: dict[str, Any]) -> TrainingSet:
     from gridless.data.folder import EventFolder
 
-    # If preparation makes another sensor, the network's is not that of the files.
-    same = prepared_sensor(recipe, _ANY_SENSOR) == _ANY_SENSOR
-    options = {"sensor": recipe.model.get("sensor") if same else None, **options}
-    folder = made(EventFolder, options, root=path, split=split, progress=True)
+    options = _with_sensor(recipe, options)
+    folder = made(EventFolder, options, root=path, split=split, progress=True, read=True)
     numbers = {file: i for i, file in enumerate(folder.listing.files)}
     files = torch.tensor([numbers[file] for file in folder.files])
     return TrainingSet.of(folder.batch(), folder.labels, folder.class_names, files=files, listing=folder.listing)
@@ -195,9 +295,9 @@ def transform_of(entry: Any) -> EventTransform:
 
 def _describe(recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
     """Lines that say how many events there are, and how many are left at each level; warnings last."""
-    events = data.events
+    events = data.cut(some_of(data)) if data.on_disk else data.events
     # A folder refuses recordings without events.
-    length = events.time[data.splits[1:] - 1] - events.time[data.splits[:-1]]
+    length = events.time[events.splits[1:] - 1] - events.time[events.splits[:-1]]
     lines = [
         f"{len(data)} recordings to learn from, {events.sensor[0]} x {events.sensor[1]} pixels",
         f"events each: {range_of(data.sizes)}; milliseconds each: {range_of(length / 1000)}",

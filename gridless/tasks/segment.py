@@ -9,16 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gridless.data.packing import Pack
 from gridless.data.prepare import Preparation, is_finite, turned
+from gridless.data.readers.clouds.lidar import label_files
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, collate
 from gridless.tasks.base import Prediction
-from gridless.tasks.clouds import CloudTask
+from gridless.tasks.clouds import CloudTask, with_short_labels
 from gridless.tasks.labelled import stem, write_labels, write_parts
 from gridless.tasks.loading import FOLDER, check_kind, check_labels, folder_of, made
 from gridless.tasks.scores import mean_ious, mean_overlap, overlaps, shape_ious
+from gridless.tasks.storage import Source, examples_of
 from gridless.training.batch import Batch
 from gridless.training.examples import TrainingSet, block
+from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 from gridless.training.step import Loss, network_loss
 
@@ -45,6 +49,11 @@ class LabelPoints(CloudTask):
         shapes = made(data.ShapeNetPart, options, root=root, split=split, points=recipe.points)
         cloud = block(shapes.coords, shapes.sizes, {"part": shapes.parts})
         return TrainingSet.of(cloud, shapes.labels, shapes.class_names)
+
+    def source_of_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> Source | None:
+        if recipe.data != "semantickitti":
+            return None
+        return _scan_source(folder_of(recipe, path), split, recipe.points, options)
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         return network_loss(model, batch, smoothing)
@@ -186,20 +195,59 @@ def _judged(cloud: Any) -> Tensor:
     return (cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)
 
 
-def _scans(root: Path, split: str, points: int, options: dict[str, Any]) -> TrainingSet:
-    """Whole scans of SemanticKITTI, turned y up, all in memory: about a megabyte each at 5 cm."""
-    import gridless.data as data
-    from gridless.data.sets.semantickitti import CLASSES
+class _Scans:
+    """Scans of SemanticKITTI, turned y up, with their classes as `part`."""
 
-    how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
-    scans = made(data.SemanticKITTI, options, ("up", "features"), root=root, split=split)
-    if split != "test":
-        scans.check_labels()
-    whole = in_threads(scans.example, [(i,) for i in range(len(scans))])
-    clouds = [
-        turned(Cloud.of(cloud, part=cloud.rows["label"])[is_finite(cloud)][:points], how, f"scan {i}", ("part",))
-        for i, cloud in enumerate(whole)
-    ]
-    labels = torch.zeros(len(clouds), dtype=torch.int64)
-    features, values = ("features",) if how.features else (), [raw[0] for raw in CLASSES.values()]
-    return TrainingSet.of(collate(clouds), labels, list(scans.class_names), features=features, values=values)
+    def __init__(self, root: Path, split: str, points: int, options: Mapping[str, Any]) -> None:
+        import gridless.data as data
+
+        options = dict(options)
+        self.how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
+        self.scans, self.points = made(data.SemanticKITTI, options, ("up", "features"), root=root, split=split), points
+        if split != "test":
+            self.scans.check_labels()
+        self.names = [str(file.relative_to(root)) for _, file in self.scans.files]
+        self.class_names = list(self.scans.class_names)
+
+    def __len__(self) -> int:
+        return len(self.scans)
+
+    def cloud(self, i: int) -> Cloud:
+        scan = self.scans.example(i)
+        placed = Cloud.of(scan, part=scan.rows["label"])[is_finite(scan)]
+        return turned(placed[: self.points], self.how, f"scan {i}", ("part",))
+
+    def __getitem__(self, i: int) -> tuple[Cloud, int]:
+        return with_short_labels(self.cloud(i)), 0
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Fields of a training set of these scans."""
+        from gridless.data.sets.semantickitti import CLASSES
+
+        features, values = ("features",) if self.how.features else (), [raw[0] for raw in CLASSES.values()]
+        return {"class_names": self.class_names, "features": features, "values": values}
+
+
+def _scans(root: Path, split: str, points: int, options: Mapping[str, Any]) -> TrainingSet:
+    """Whole scans, all in memory: about a megabyte each at 5 cm."""
+    scans = _Scans(root, split, points, options)
+    clouds = in_threads(scans.cloud, [(i,) for i in range(len(scans))])
+    return TrainingSet.of(collate(clouds), torch.zeros(len(clouds), dtype=torch.int64), **scans.facts)
+
+
+def _scan_source(root: Path, split: str, points: int, options: Mapping[str, Any]) -> Source | None:
+    """The files of the release. Its parts `fit` and `validation` are views of the pack of `train`."""
+    whole = _Scans(root, "test" if split == "test" else "train", points, options)
+    if not whole.names:
+        # The pack of 22 scans is in memory already.
+        return None
+
+    def view(packed: Pack, name: str, keep: str) -> PackedSet:
+        part = _Scans(root, name, points, options)
+        return PackedSet.of_pack(packed, examples_of(packed, part.names)[0], keep, **part.facts)
+
+    scans = [file for _, file in whole.scans.files]
+    files = scans + [label for scan in scans for label in label_files(scan) if label.is_file()]
+    settings = ("semantickitti", whole.scans.grid, whole.scans.scans, whole.how, points)
+    return Source(whole, root, files, settings, whole.names, view)

@@ -91,8 +91,8 @@ class Group(Sequence):
                 rows[name] = value.splits[rows[ends_of(self.plan, name)[1]]]
             elif isinstance(value, TapEdges):
                 rows[name] = rows[ends_of(self.plan, name)[1]]
-        found = torch.stack(list(rows.values())).cpu().numpy()
-        return {EXAMPLES: self.bounds, **dict(zip(rows, found, strict=True))}
+        begins = torch.stack(list(rows.values())).cpu().numpy()
+        return {EXAMPLES: self.bounds, **dict(zip(rows, begins, strict=True))}
 
     @cached_property
     def fields(self) -> list[Field]:
@@ -169,16 +169,16 @@ def _padding(field: Field, count: np.ndarray, none: np.ndarray) -> np.ndarray:
 
 def fields(plan: Plan, geometry: Geometry, labels: Tensor) -> list[Field]:
     """The labels, then the tensors of every structure and of the transposed edges."""
-    found = [Field(labels, EXAMPLES)]
+    entries = [Field(labels, EXAMPLES)]
     for name, value, groups, into in _structures(plan, geometry):
         for kind, tensor in value.parts():
             if kind == "splits":
-                found.append(Field(tensor, groups, name, splits=True))
+                entries.append(Field(tensor, groups, name, splits=True))
             elif kind == "tap index":
-                found.append(Field(tensor, groups, into, taps=True))
+                entries.append(Field(tensor, groups, into, taps=True))
             else:
-                found.append(Field(tensor, name, into if kind.endswith("index") else None))
-    return found
+                entries.append(Field(tensor, name, into if kind.endswith("index") else None))
+    return entries
 
 
 def with_fields(

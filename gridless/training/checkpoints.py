@@ -1,4 +1,4 @@
-"""Checkpoints and the folder of a run: what is kept, what is refused, and how a run goes on."""
+"""Checkpoints and the folder of a run: what is saved, what is refused, and how a run goes on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class State:
 
     @property
     def best(self) -> nn.Module:
-        """The network to evaluate and ship: the average, where one is kept."""
+        """The network to evaluate and ship: the average, if there is one."""
         return self.model if self.average is None else self.average.model
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,51 +48,51 @@ class State:
             "history": self.history,
         }
 
-    def restore(self, kept: dict[str, Any]) -> None:
-        self.step, self.history = kept["step"], kept["history"]
-        self.model.load_state_dict(kept["model"])
-        self.optimiser.load_state_dict(kept["optimiser"])
-        self.schedule.load_state_dict(kept["schedule"])
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.step, self.history = saved["step"], saved["history"]
+        self.model.load_state_dict(saved["model"])
+        self.optimiser.load_state_dict(saved["optimiser"])
+        self.schedule.load_state_dict(saved["schedule"])
         if self.average is not None:
-            self.average.model.load_state_dict(kept["average"])
+            self.average.model.load_state_dict(saved["average"])
 
 
 def last_checkpoint(out: Path) -> Path:
     return out / "checkpoints" / "last.ckpt"
 
 
-def write_checkpoint(path: Path, kept: dict[str, Any]) -> None:
+def write_checkpoint(path: Path, saved: dict[str, Any]) -> None:
     """A checkpoint that is whole or not there. It is made in memory: torch does not report a full disk."""
     content = io.BytesIO()
-    torch.save(kept, content)
+    torch.save(saved, content)
     write_whole(path, content.getbuffer())
 
 
 def read_checkpoint(path: Path, recipe: Recipe, examples: str) -> dict[str, Any]:
     """A checkpoint on the CPU; refused are damaged ones, and those of another recipe or of other examples."""
     try:
-        kept = torch.load(path, map_location="cpu", weights_only=True)
-        if not _is_foreign(kept):
-            before = Recipe.from_dict(kept["recipe"]).to_dict()
-            count, digest = kept["examples"].split()
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if not _is_foreign(saved):
+            before = Recipe.from_dict(saved["recipe"]).to_dict()
+            count, digest = saved["examples"].split()
     except Exception as error:
         remedy = "remove it and begin anew, without --resume"
         raise ValueError(f"{path} is truncated, or no checkpoint of gridless train: {remedy} ({error})") from None
-    if _is_foreign(kept):
+    if _is_foreign(saved):
         remedy = "finish the run with that version, or begin anew in another folder (--out)"
         raise ValueError(f"{path} was written by another version of gridless: {remedy}")
-    found = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(recipe.to_dict(), before)]
+    changes = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(recipe.to_dict(), before)]
     if examples != f"{count} {digest}":
-        found.append(f"the training examples are others, {examples.split()[0]} of them, was {count}")
-    if found:
+        changes.append(f"the training examples are others, {examples.split()[0]} of them, was {count}")
+    if changes:
         remedy = "give the same recipe and data, or choose another folder (--out)"
-        raise ValueError(f"{path} is of another run: {'; '.join(found)}: {remedy}")
-    return kept
+        raise ValueError(f"{path} is of another run: {'; '.join(changes)}: {remedy}")
+    return saved
 
 
-def _is_foreign(kept: dict[str, Any]) -> bool:
+def _is_foreign(saved: dict[str, Any]) -> bool:
     """Whether a checkpoint has another layout: another number, or that of Lightning's Trainer."""
-    return "pytorch-lightning_version" in kept or kept.get("format", FORMAT) != FORMAT
+    return "pytorch-lightning_version" in saved or saved.get("format", FORMAT) != FORMAT
 
 
 def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from gridless.kernels.progress import bar
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
-from gridless.training.recipe import Recipe
 from gridless.training.step import autocast
 
 
@@ -51,27 +50,6 @@ def probabilities(
             total = total + torch.cat(parts)
     model.train(was_training)
     return total / len(views)
-
-
-@torch.no_grad()
-def judged(
-    model: nn.Module,
-    data: TrainingSet,
-    recipe: Recipe,
-    task: Any,
-    batch_size: int | None = None,
-    progress: bool = False,
-) -> dict[str, Any]:
-    """The figures of a network on examples as they are, which its task scores; the network stays in its mode."""
-    was_training, scores = model.training, []
-    model.eval()
-    with bar("evaluate", len(data), progress) as advance:
-        for batch in task.loader(recipe, data, model.plan, train=False, batch_size=batch_size):
-            with autocast(batch.labels.device, recipe.precision):
-                scores.append(task.score(model, batch))
-            advance(len(batch.labels))
-    model.train(was_training)
-    return task.figures(torch.cat(scores), data)
 
 
 def accuracy(model: nn.Module, data: TrainingSet, views: Sequence[Any] = (None,), precision: str = "32") -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class TrainingSet:
     """What features were divided by, as in `Preparation`."""
     listing: Any = None
     """The `Listing` of a folder of the user's files."""
+    on_disk: ClassVar[bool] = False
+    """Whether every batch is read from files, and `expect` is of use."""
 
     @classmethod
     def of(cls, examples: Cloud | Events, labels: Tensor, class_names: Sequence[str] = (), **more: Any) -> TrainingSet:
@@ -129,6 +131,9 @@ class TrainingSet:
         """Everything that is learned from."""
         parts = [tensor for kind, tensor in self.examples.parts() if kind != "splits" or self.even is None]
         return [self.labels, *parts]
+
+    def expect(self, index: Sequence[Tensor]) -> None:
+        """Begin to read the examples `index`, which `cut` will be asked for next. Those in memory need not be read."""
 
     def cut(self, index: Tensor) -> Any:
         """The examples `index` (B, on the CPU), in that order, as one ragged batch on the device."""

@@ -35,8 +35,8 @@ class Interrupt:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
         if isinstance(error, _Stop):
-            words = "interrupted; go on with --resume" if self.last.is_file() else "interrupted before a checkpoint"
-            raise KeyboardInterrupt(words) from None
+            message = "interrupted; go on with --resume" if self.last.is_file() else "interrupted before a checkpoint"
+            raise KeyboardInterrupt(message) from None
 
     def stop(self) -> None:
         raise _Stop

@@ -37,7 +37,6 @@ class Loader:
         shuffle: take the examples in another order in every epoch.
         rank: which process this is; each batch is divided among them.
         world: how many processes there are.
-        group: batches whose geometry is made at once; None: as the data says.
         prefetch: groups that are prepared ahead on a GPU; None: as the data says.
         epochs: up to this epoch the first group of the next one is prepared while one ends.
     """
@@ -52,7 +51,6 @@ class Loader:
         shuffle: bool = True,
         rank: int = 0,
         world: int = 1,
-        group: int | None = None,
         prefetch: int | None = None,
         epochs: int = 0,
     ) -> None:
@@ -60,11 +58,13 @@ class Loader:
             raise ValueError(f"a batch of {batch_size} cannot be divided among {world} processes")
         self.data, self.plan, self.batch_size, self.augment, self.seed = data, plan, batch_size, augment, seed
         self.shuffle, self.rank, self.world, self.epochs = shuffle, rank, world, epochs
-        self.group = group or data.at_once(batch_size)
+        # Batches whose geometry is made at once.
+        self.group = data.at_once(batch_size)
         self.prefetch = data.ahead if prefetch is None else prefetch
         self.epoch = self.start = 0
         # What is being prepared for an epoch that has not begun.
         self._next: tuple[int, Prefetch] | None = None
+        self._order: tuple[int, Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads stay in their process.
@@ -118,7 +118,13 @@ class Loader:
                 running.close()
 
     def _group(self, epoch: int, first: int) -> Group:
-        """The batches from `first` on that are prepared at once."""
+        """The batches from `first` on that are prepared at once, while those behind them are read."""
+        if self.data.on_disk:
+            if first + self.group < len(self):
+                following = self.jobs(epoch, first + self.group, first + 2 * self.group)
+            else:
+                following = self.jobs(epoch + 1, 0, self.group) if epoch + 1 < self.epochs else []
+            self.data.expect([index for index, _ in following])
         return self.prepare(epoch, self.jobs(epoch, first, first + self.group))
 
     def prepare(self, epoch: int, jobs: list[Job]) -> Group:
@@ -142,13 +148,16 @@ class Loader:
         """The order of the examples in an epoch (N)."""
         if not self.shuffle:
             return torch.arange(len(self.data.labels))
-        return permutation(self.seed, epoch, len(self.data.labels))
+        last = self._order
+        if last is None or last[0] != epoch:
+            last = self._order = epoch, permutation(self.seed, epoch, len(self.data.labels))
+        return last[1]
 
     def jobs(self, epoch: int, first: int = 0, last: int | None = None) -> list[Job]:
         """The examples and shares of batches first to last of an epoch."""
-        order, size, found = self.order(epoch), self.batch_size, []
+        order, size, jobs = self.order(epoch), self.batch_size, []
         for i in range(len(self))[first:last]:
             whole = order[i * size : (i + 1) * size]
-            mine = whole.tensor_split(self.world)[self.rank] if self.world > 1 else whole
-            found.append((mine, len(mine) * self.world / len(whole)))
-        return found
+            own = whole.tensor_split(self.world)[self.rank] if self.world > 1 else whole
+            jobs.append((own, len(own) * self.world / len(whole)))
+        return jobs

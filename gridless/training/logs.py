@@ -31,8 +31,8 @@ class Log:
 
             self.board = SummaryWriter(str(out / "tensorboard"), purge_step=done + 1 if done else None)
         else:
-            words = "gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)"
-            print(words, file=sys.stderr)
+            message = "gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)"
+            print(message, file=sys.stderr)
 
     def epoch(self, history: list[dict[str, float]], step: int) -> None:
         """Log the last epoch, which ended with `step` steps made."""

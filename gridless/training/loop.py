@@ -29,7 +29,6 @@ from gridless.training.checkpoints import (
     share,
     write_checkpoint,
 )
-from gridless.training.evaluate import judged
 from gridless.training.examples import TrainingSet
 from gridless.training.interrupt import Interrupt
 from gridless.training.logs import EpochBar, Log
@@ -76,7 +75,7 @@ def train(
     device, alone = existing(options.device), options.devices * options.nodes == 1
     last, about = last_checkpoint(out), {"format": FORMAT, "recipe": recipe.to_dict(), "examples": digest_of(data)}
     check_folder(out, options.resume)
-    kept = read_checkpoint(last, recipe, about["examples"]) if options.resume else None
+    saved = read_checkpoint(last, recipe, about["examples"]) if options.resume else None
     check_settings(recipe, device, alone)
     model = recipe.make_model() if model is None else model
     for part in (data, *([] if valid is None else [valid])):
@@ -91,9 +90,9 @@ def train(
         sweep(last.parent)
         with make_fabric(device, options) as fabric:
             run, began = Run(fabric, recipe, task, model, data, valid, options), time.perf_counter()
-            if kept is not None:
-                run.state.restore(kept)
-                run.step.totals.copy_(share(kept["totals"], fabric.world_size)[fabric.global_rank])
+            if saved is not None:
+                run.state.restore(saved)
+                run.step.totals.copy_(share(saved["totals"], fabric.world_size)[fabric.global_rank])
             _fit(run, out, about, interrupt)
             # In every process: normalisations take the statistics of all.
             _refresh(run)
@@ -155,9 +154,9 @@ def _end_epoch(run: Run, epoch: int) -> None:
     if run.valid is not None and ((epoch + 1) % recipe.validate_every == 0 or epoch + 1 == recipe.epochs):
         run.fabric.call("on_validation_start", state)
         _refresh(run)
-        found = judged(run.judged, run.valid, recipe, run.task)
-        entry |= {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
-        run.confusion = found.get("confusion")
+        figures = run.task.judge(run.judged, run.valid, recipe)
+        entry |= {f"valid_{name}": value for name, value in figures.items() if isinstance(value, float)}
+        run.confusion = figures.get("confusion")
     state.history.append(entry)
 
 

@@ -38,7 +38,7 @@ def update_statistics(
     """
     norms: list[Any] = [module for name, module in model.named_modules() if _is_estimated(name, module, keep)]
     modes = [(module, module.training) for module in model.modules()]
-    kept = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
+    settings = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     # Layers of these networks draw nothing in evaluation; others might.
     devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
     try:
@@ -51,7 +51,7 @@ def update_statistics(
     finally:
         for module, mode in modes:
             module.training = mode
-        for norm, momentum, count in kept:
+        for norm, momentum, count in settings:
             norm.momentum = momentum
             norm.num_batches_tracked.copy_(count)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -12,22 +16,25 @@ from torch import Tensor
 
 from gridless.data.packing import Pack
 from gridless.kernels.progress import bar
-from gridless.structures import Events, collate
+from gridless.structures import Events, Rows, collate
 from gridless.training.examples import TrainingSet
 
 # Bytes that a training set may take of the memory of the CPU, and its share of the free memory of a GPU.
-MOST_ON_CPU, SHARE_OF_GPU = 1 << 30, 0.25
+MOST_ON_CPU, SHARE_OF_GPU = 1 << 29, 0.25
 # Bytes of an event and of a point's coordinates and index in memory.
 EVENT_BYTES, POINT_BYTES = 17, 12
 # Points or events that are moved to a device at once.
-PIECE = 1 << 24
+PIECE = 1 << 22
+# Batches that are read ahead.
+MOST_EXPECTED = 4
+KEEP = ("auto", "disk", "memory")
 
 
 @dataclass(frozen=True)
 class PackedSet(TrainingSet):
     """Examples on disk. `PackedSet.of_pack` makes one; `examples` is empty, and tells kind, sensor and rows.
 
-    Arguments but `pack`, `index`, `most` and `keep` are those of `TrainingSet`.
+    Arguments but `pack`, `index`, `most`, `keep` and `codes` are those of `TrainingSet`.
     """
 
     pack: Pack = field(kw_only=True)
@@ -37,20 +44,29 @@ class PackedSet(TrainingSet):
     """At most the first so many points of each example are read."""
     keep: str = "auto"
     """`disk`, `memory`, or `auto`: in the memory of the device if the set is small beside it."""
+    codes: Tensor | None = None
+    """Labels of points in the pack, in the order of their numbers in `part`; None if the pack has these numbers."""
+    on_disk = True
+    expected: dict[bytes, Future] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Batches that are being read, by their examples."""
 
     @classmethod
     def of_pack(cls, pack: Pack, index: Tensor | None = None, keep: str = "auto", **more: Any) -> PackedSet:
         """The examples `index` of a pack, by default all; `keep` is that of the set, `more` are further fields."""
-        if keep not in ("auto", "disk", "memory"):
+        if keep not in KEEP:
             raise ValueError(f"PackedSet: keep must be 'auto', 'disk' or 'memory', not {keep!r}.")
         index = torch.arange(len(pack)) if index is None else index.cpu()
-        more = {"class_names": pack.class_names, **more}
-        nothing = pack.read(index[:0])
-        return cls(nothing, pack.labels[index], _splits(pack, index), pack=pack, index=index, keep=keep, **more)
+        more = {"labels": pack.labels[index], **more}
+        more["class_names"] = list(more.get("class_names", pack.class_names))
+        return cls(pack.read(index[:0]), splits=_splits(pack, index), pack=pack, index=index, keep=keep, **more)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Threads stay in their process.
+        return self.__dict__ | {"expected": {}}
 
     @property
     def is_labelled(self) -> bool:
-        return True
+        return self.codes is None or len(self.codes) > 0
 
     def take(self, index: Tensor) -> PackedSet:
         index = index.cpu()
@@ -68,7 +84,7 @@ class PackedSet(TrainingSet):
         device = torch.device(device)
         size, room = self.size, _room(device)
         resident = self.keep == "memory" or (self.keep == "auto" and size <= room)
-        place = f"in the memory of {device}" if resident else "on disk"
+        place = f"in the memory of {device}" if resident else f"on disk, {self.pack.path}"
         print(f"{len(self):,} examples, {size / 2**20:,.0f} MiB: kept {place}", file=sys.stderr, flush=True)
         return self.resident(device) if resident else super().to(device)
 
@@ -86,7 +102,7 @@ class PackedSet(TrainingSet):
         pieces = []
         with bar("read", len(self)) as advance:
             for a, b in pairwise(cuts):
-                pieces.append(self.pack.read(self.index[a:b], device, self.most))
+                pieces.append(self._numbered(self.pack.read(self.index[a:b], device, self.most)))
                 advance(b - a)
         examples = pieces[0] if len(pieces) == 1 else collate(pieces)
         shared = {name: getattr(self, name) for name in ("features", "parts", "values", "files", "scales", "listing")}
@@ -98,8 +114,43 @@ class PackedSet(TrainingSet):
         content = torch.frombuffer(bytearray(self.pack.digest.encode()), dtype=torch.uint8)
         return [self.labels, self.sizes, self.index, content]
 
+    def expect(self, index: Sequence[Tensor]) -> None:
+        if not index:
+            return
+        rows, pinned = torch.cat(list(index)), self.device.type == "cuda"
+        key = _key(rows)
+        if len(self.expected) >= MOST_EXPECTED:
+            # Nobody asked for these, as an epoch ended early.
+            self.expected.clear()
+        self.expected[key] = _reader().submit(self.pack.load, self.index[rows], pinned, self.most)
+
     def cut(self, index: Tensor) -> Any:
-        return self.pack.read(self.index[index], self.device, self.most)
+        reading, chosen, pinned = self.expected.pop(_key(index), None), self.index[index], self.device.type == "cuda"
+        columns = self.pack.load(chosen, pinned, self.most) if reading is None else reading.result()
+        return self._numbered(self.pack.batch(chosen, columns, self.device, self.most))
+
+    def _numbered(self, examples: Any) -> Any:
+        """The same examples with the number of each point's label, int64, as `part`."""
+        if "part" not in self.rows:
+            return examples
+        part = examples.rows["part"].long()
+        if self.codes is not None:
+            part = torch.where(part < 0, -1, torch.searchsorted(self.codes.to(part.device), part))
+        return examples._changed(rows=Rows({**examples.rows, "part": part}))
+
+
+def _key(index: Tensor) -> bytes:
+    return index.numpy().tobytes()
+
+
+@cache
+def _reader() -> ThreadPoolExecutor:
+    """The thread that reads the next batch of a set; it uses those of the kernels."""
+    return ThreadPoolExecutor(1, thread_name_prefix="gridless-read")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reader.cache_clear)
 
 
 def _splits(pack: Pack, index: Tensor, most: int | None = None) -> Tensor:

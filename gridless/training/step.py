@@ -78,9 +78,9 @@ class Average:
     def update(self) -> None:
         if self._pairs is None:
             # Not before the first step: until then the model may be moved to another device.
-            theirs, mine = self.source.state_dict(), self.model.state_dict()
-            names = [name for name, tensor in theirs.items() if tensor.is_floating_point()]
-            self._pairs = [mine[n] for n in names], [theirs[n] for n in names]
+            source, average = self.source.state_dict(), self.model.state_dict()
+            names = [name for name, tensor in source.items() if tensor.is_floating_point()]
+            self._pairs = [average[n] for n in names], [source[n] for n in names]
         torch._foreach_lerp_(*self._pairs, 1 - self.keep)
 
 

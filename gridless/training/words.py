@@ -24,14 +24,14 @@ def gap(history: Sequence[dict[str, Any]], steps: int, sessions: bool = False) -
     train, valid = (history[-1].get(name) for name in ("train_accuracy", "valid_accuracy"))
     if train is None or valid is None or not train - valid > LARGE:
         return None
-    words = f"accuracy is {train:.1%} in training and {valid:.1%} on held-out examples"
+    summary = f"accuracy is {train:.1%} in training and {valid:.1%} on held-out examples"
     best = max((entry for entry in history if "valid_accuracy" in entry), key=lambda entry: entry["valid_accuracy"])
     if steps < FEW_STEPS:
-        return f"{words}: {steps} steps are few; train longer (--epochs)"
+        return f"{summary}: {steps} steps are few; train longer (--epochs)"
     if best["valid_accuracy"] - valid > FALL:
         peak = f"it was {best['valid_accuracy']:.1%} after epoch {best['epoch']}"
-        return f"{words}, where {peak}: the network overfits; train for fewer epochs, or augment more"
+        return f"{summary}, where {peak}: the network overfits; train for fewer epochs, or augment more"
     if sessions:
         remedy = "learn from more sessions, and look at split.txt for what is held out"
-        return f"{words}: held-out files may be of another kind of session; {remedy}"
-    return f"{words}: the network overfits; give more examples, or augment more"
+        return f"{summary}: held-out files may be of another kind of session; {remedy}"
+    return f"{summary}: the network overfits; give more examples, or augment more"

@@ -410,3 +410,69 @@ def test_random_sparse_data_agrees_with_its_dense_form():
     x = spconv.SparseConvTensor(torch.from_numpy(data["features"]), torch.from_numpy(sites), [5, 6, 7], 2)
     assert (x.dense().numpy() == data["features_dense"]).all()
     assert test_utils.params_grid([1, 2], [3, 4]) == [[1, 3], [1, 4], [2, 3], [2, 4]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [([3, 1, 3], [2, 1, 2], [1, 0, 1], 1), ([2, 3, 1], [3, 2, 1], [0, 1, 0], [1, 2, 1]), (2, 3, 2, 2)],
+)
+def test_every_axis_may_have_settings_of_its_own(kernel, stride, padding, dilation, device):
+    x = sparse(device=device)
+    layer = spconv.SparseConv3d(4, 6, kernel, stride, padding, dilation).to(device).double()
+    theirs = F.conv3d(x.dense(), dense_weight(layer), layer.bias, stride, padding, dilation)
+    out = layer(x)
+    assert out.spatial_shape == list(theirs.shape[2:])
+    expected = theirs.movedim(1, -1)[tuple(out.indices.long().t())]
+    compare(out.features, expected, [x.features, layer.weight, layer.bias])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+@pytest.mark.parametrize(("kernel", "stride", "padding", "dilation"), [(2, None, 0, 1), (3, 2, 1, 1), (3, 1, 0, 2)])
+def test_pools_of_any_dimension_see_what_dense_pools_see(ndim, kernel, stride, padding, dilation, device):
+    x = sparse(ndim, device=device)
+    filled = x.dense().masked_fill(x.replace_feature(torch.ones_like(x.features)).dense() == 0, -torch.inf)
+    theirs = getattr(F, f"max_pool{ndim}d")(filled, kernel, stride, padding, dilation)
+    out = getattr(spconv, f"SparseMaxPool{ndim}d")(kernel, stride, padding, dilation)(x)
+    assert out.spatial_shape == list(theirs.shape[2:])
+    assert int((theirs[:, 0] > -torch.inf).sum()) == len(out.indices)
+    compare(out.features, theirs.movedim(1, -1)[tuple(out.indices.long().t())], [x.features])
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3, 4])
+def test_an_inverse_convolution_of_any_dimension_is_the_transpose(ndim):
+    x = sparse(ndim, channels=3)
+    down = getattr(spconv, f"SparseConv{ndim}d")(3, 2, 2, 2, bias=False, indice_key="down").double()
+    up = getattr(spconv, f"SparseInverseConv{ndim}d")(2, 3, 2, indice_key="down", bias=False).double()
+    with torch.no_grad():
+        up.weight.copy_(down.weight.transpose(0, -1))
+    low = down(x)
+    back = up(low)
+    assert back.indices.equal(x.indices)
+    # <down(x), y> = <x, up(y)>
+    y = torch.randn_like(low.features)
+    left, right = (low.features * y).sum(), (x.features * up(low.replace_feature(y)).features).sum()
+    torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3, 4])
+def test_classes_say_their_dimension_and_can_be_pickled(axes):
+    for name in (
+        "SparseConv",
+        "SparseConvTranspose",
+        "SparseInverseConv",
+        "SubMConv",
+        "SparseMaxPool",
+        "SparseAvgPool",
+    ):
+        kind = getattr(spconv, f"{name}{axes}d")
+        assert kind.axes == axes
+        assert kind.__name__ == f"{name}{axes}d"
+        assert pickle.loads(pickle.dumps(kind)) is kind
+    assert getattr(utils, f"Point2VoxelCPU{axes}d").axes == axes
+
+
+def test_a_voxel_generator_of_another_dimension_is_refused():
+    with pytest.raises(AssertionError, match=r"Point2VoxelCPU2d.*3"):
+        utils.Point2VoxelCPU2d([1, 1, 1], [0] * 6, 3, 10, 5)

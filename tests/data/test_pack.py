@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -172,30 +174,58 @@ def test_a_killed_pack_goes_on_and_leaves_nothing_behind(tmp_path: Path):
     assert not [file for file in out.iterdir() if "unfinished" in file.name]
 
 
-def test_two_writers_of_one_pack_are_refused(tmp_path: Path):
-    class Second(Recordings):
+def test_of_two_writers_the_second_waits_for_the_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    class First(Recordings):
         def __getitem__(self, i: int):
             if i == 40:
-                with pytest.raises(ValueError, match="another run"):
-                    gl.data.pack(Recordings(), tmp_path / "p")
+                self.second.start()
+                while "waiting" not in capfd.readouterr().err:
+                    time.sleep(0.01)
             return super().__getitem__(i)
 
-    assert len(gl.data.pack(Second(), tmp_path / "p")) == 100
+    results = []
+    First.second = threading.Thread(target=lambda: results.append(gl.data.pack(Recordings(kill_at=0), tmp_path / "p")))
+    packed = gl.data.pack(First(), tmp_path / "p")
+    First.second.join()
+    assert same(results[0].read(torch.arange(100)), packed.read(torch.arange(100)))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_full_disk_leaves_no_half_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(arrays, path, meta):
-        Path(path).write_bytes(b"half")
-        with open("/dev/full", "wb", buffering=0) as file:
-            file.write(b"x")
+@pytest.mark.slow
+def test_a_full_disk_is_named_and_leaves_no_half_shard(tmp_path: Path):
+    """Files may be 20 kB long at most, which the system reports as a full disk is."""
+    code = (
+        "import sys, signal, resource; sys.path.insert(0, sys.argv[2]); import gridless as gl; import test_pack\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "gl.data.pack(test_pack.Recordings(), sys.argv[1], progress=False)"
+    )
+    out = tmp_path / "p"
+    result = subprocess.run([sys.executable, "-c", code, out, Path(__file__).parent], capture_output=True, text=True)
+    assert f"OSError: [Errno {errno.EFBIG}]" in result.stderr
+    assert "0000000000-0000000016.safetensors" in result.stderr
+    assert not list(out.glob("*safetensors*"))
+    assert len(gl.data.pack(Recordings(), out)) == 100
 
-    with monkeypatch.context() as patch:
-        patch.setattr(packs, "save_file", full)
-        with pytest.raises(OSError, match="No space"):
-            gl.data.pack(Recordings(), tmp_path / "p")
-    assert not list((tmp_path / "p").glob("*safetensors*"))
-    assert len(gl.data.pack(Recordings(), tmp_path / "p")) == 100
+
+class Scans:
+    """Items of several examples: item i holds i + 1 clouds."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, i: int) -> packs.Item:
+        return packs.Item([(cloud(100 * i + k), k) for k in range(i % 4 + 1)], {"number": i})
+
+
+def test_an_item_may_hold_several_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packs, "SHARD_BYTES", 5_000)
+    monkeypatch.setattr(packs, "OPEN_SHARDS", 2)
+    packed = gl.data.pack(Scans(), tmp_path / "p", together=1)
+    assert len(packed.shards) > 10
+    assert packed.items.tolist() == [i for i in range(40) for _ in range(i % 4 + 1)]
+    assert packed.facts[7] == {"number": 7}
+    chosen = (packed.items == 7).nonzero()[:, 0]
+    assert same(packed.read(chosen), gl.collate([cloud(700 + k) for k in range(4)]))
+    assert packed.labels[chosen].tolist() == [0, 1, 2, 3]
 
 
 def test_damaged_packs_are_refused_by_name(tmp_path: Path):
@@ -213,7 +243,7 @@ def test_damaged_packs_are_refused_by_name(tmp_path: Path):
         {"version": 9},
         {"shards": ["../x"]},
         {"shards": facts["shards"][1:]},
-        {"examples": 3},
+        {"items": 3},
         {"about": 3},
     ):
         index.write_text(json.dumps(facts | change))

@@ -148,9 +148,9 @@ def test_coordinates_keep_their_gradient(backend, device):
 
 def test_either_edges_or_a_radius():
     cloud = gl.Cloud.of(scattered(5, 3))
-    with pytest.raises(ValueError, match="either near or radius"):
+    with pytest.raises(ValueError, match="near and radius"):
         gl.rejection_sample(cloud)
-    with pytest.raises(ValueError, match="either near or radius"):
+    with pytest.raises(ValueError, match="near and radius"):
         gl.rejection_sample(cloud, gl.ball(cloud, cloud, 0.1), radius=0.1)
 
 

@@ -74,6 +74,18 @@ WINDOWS = [(3, 1, 1, 1), (3, 2, 1, 1), (2, 2, 0, 1), (3, 2, 2, 2), (5, 3, 2, 1),
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
 @pytest.mark.parametrize("window", WINDOWS)
+def test_int32_sites_give_the_new_sites_of_int64_ones(device, dim, window):
+    """Those inside a shape are found by one number each."""
+    shape = [7, 6, 5][:dim]
+    sites = (torch.rand(3, *shape, generator=torch.Generator().manual_seed(2)) < 0.3).nonzero().to(device)
+    wide, narrow = (strided_taps(s, *window, shape=shape) for s in (sites, sites.int()))
+    assert torch.equal(wide[0], narrow[0].long())
+    assert narrow[0].dtype == torch.int32
+    assert torch.equal(wide[1].table, narrow[1].table)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("window", WINDOWS)
 def test_new_sites_are_those_of_a_dense_convolution_in_order(device, dim, window):
     shape = [7, 6, 5][:dim]
     sites = (torch.rand(2, *shape, generator=torch.Generator().manual_seed(1)) < 0.3).nonzero()

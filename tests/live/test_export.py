@@ -24,8 +24,8 @@ from torch.nn import functional
 import gridless as gl
 from gridless.cli.main import main
 from gridless.live import Prediction, Session
-from gridless.live import export as package
 from gridless.live.export import check as checking
+from gridless.live.export import folder as exporting
 from gridless.live.export.check import check, compilers, ways
 from gridless.live.export.golden import recording
 from gridless.live.export.page import web
@@ -48,7 +48,7 @@ NETWORKS = {
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(package, "GOLDEN", 2500)
+    monkeypatch.setattr(exporting, "GOLDEN", 2500)
 
 
 def small(head: str, **options) -> torch.nn.Module:
@@ -141,7 +141,7 @@ def test_functions_of_one_number_are_those_of_torch_wherever_floats_are(tmp_path
     }  # fmt: skip
     far = torch.tensor([8.4, 8.5, 9.0, 20.0, 20.1, 60.0, 88.0])
     x = torch.cat([torch.linspace(-12, 12, 4801), far, -far, torch.logspace(-6, 0, 50), -torch.logspace(-6, 0, 50)])
-    text = (Path(package.__file__).parent / "functions.c").read_text()
+    text = (Path(exporting.__file__).parent / "functions.c").read_text()
     expressions = {name: OPERATIONS[name].expression for name in functions}
     lines = "".join(f'        printf("%.9g ", (double)(float)({c}));\n' for c in expressions.values())
     (tmp_path / "main.c").write_text(
@@ -316,16 +316,16 @@ int main() {
     live, events = gl.stream(left, compiled=tmp_path / "left"), busy("plain", (21, 18), 300)
     assert (tmp_path / "left" / "network.c").read_text() == before
     assert_close(live(events), gl.stream(left)(events), 1e-6)
-    with pytest.raises(ValueError, match="name must be one of C"):
+    with pytest.raises(ValueError, match="'left eye'"):
         gl.export(left, tmp_path / "a", name="left eye")
     for name in ("class", "std", "test", "Golden", "time"):
-        with pytest.raises(ValueError, match=f"'{name}' has a meaning in C.. or CMake: choose another name"):
+        with pytest.raises(ValueError, match=f"'{name}'"):
             gl.export(left, tmp_path / "a", name=name)
 
 
 def test_files_of_the_user_are_not_replaced(tmp_path: Path):
     (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"holds README\.md and no export"):
+    with pytest.raises(FileExistsError, match=r"README\.md"):
         gl.export(small("stream"), tmp_path)
     assert [file.read_text() for file in tmp_path.iterdir()] == ["mine"]
     for _ in range(2):
@@ -334,7 +334,7 @@ def test_files_of_the_user_are_not_replaced(tmp_path: Path):
 
 def test_the_page_of_an_export_says_what_an_event_costs():
     # A tap holds 4 decays of 2 polarities, and an event is in 2.25 taps; 3 decays of 2 counts.
-    page = package.texts(settled(FadingCounts))["README.md"]
+    page = exporting.texts(settled(FadingCounts))["README.md"]
     assert "| X0 | 21 x 17 | 24 | 1.0000 |" in page
 
 
@@ -360,21 +360,19 @@ def test_the_page_gives_the_golden_bits_and_shows_digits_recordings_and_the_webc
         assert words.partition("bits ")[2] == re.search(r"logits +([\w ]+)", native)[1]  # type: ignore[index]
         assert f" {words.split()[1]} predictions" in native
         frame = base64.b64encode(encode(gl.Events.of(recording(0, 3000, (21, 18)), sensor=(21, 18)))).decode()
-        page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'))")
-        assert page.value("[seen, $('status').textContent]") == [3000, "one.gle: 3,000 events"]
+        page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'), true)")
+        assert page.value("[seen, $('status').textContent.startsWith('one.gle: 3,000 events')]") == [3000, True]
         assert page.value("net.predictions()") > 0
-        # The second row marks an overflow of the counter, and is no event.
-        rows = "recording('one.bin', new Uint8Array([3, 4, 128, 1, 2, 0, 240, 0, 0, 0]).buffer)"
-        assert page.value(rows) == [[258, 3, 4, 1]]
         # It tells its predictions, and is asked no more.
-        page.value("asked = 0, net = {...net, predict: () => asked++}, push([[1e7, 3, 4, 1]])")
-        assert page.value("[asked, net.reset(), push([[5, 3, 4, 1]]), asked]")[::3] == [0, 1]
+        page.value("one = t => ({time: [t], x: [3], y: [4], polarity: [1]})")
+        page.value("asked = 0, net = {...net, predict: () => asked++}, push(one(1e7))")
+        assert page.value("[asked, net.reset(), push(one(5)), asked]")[::3] == [0, 1]
         assert not page.complaints
     for source in ("", "#webcam"):
         camera = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
         with Browser(url + source, tmp_path / f"live{source}", *camera) as page:
             page.wait(LOADED)
-            page.wait("seen > 200 && net.predictions() > 0 && $('bars').children.length == classes")
+            page.wait("seen > 200 && net.predictions() > 0 && $('bars').children.length == Math.min(classes, 6)")
             assert not page.complaints
 
 
@@ -385,7 +383,12 @@ def run(live, events: gl.Events, size: int):
 
 @needs_compiler
 @pytest.mark.parametrize("make", [*TOPOLOGIES, *(partial(Drawn, seed) for seed in range(6))])
-def test_the_c_of_any_network_equals_the_session_on_adversarial_streams(tmp_path: Path, make: Callable):
+def test_the_c_of_any_network_equals_the_session_on_adversarial_streams(
+    tmp_path: Path, make: Callable, monkeypatch: pytest.MonkeyPatch
+):
+    # No level of optimisation changes a bit (see above). One network in four is compiled as users do.
+    if ([*TOPOLOGIES, *range(6)].index(getattr(make, "args", (make,))[0])) % 4:
+        monkeypatch.setattr(checking, "NATIVE", ("-std=c99", "-O0"))
     model = settled(make)
     live = gl.stream(model, compiled=tmp_path / "network")
     for kind in KINDS:
@@ -434,17 +437,17 @@ def test_a_compiled_stream_is_a_stream(tmp_path: Path):
     assert again.events_seen == 1501
     assert again.memory_bytes > 1000
     assert len(list(folder.glob("*.so"))) == 1
-    with pytest.raises(ValueError, match="before the last one"):
+    with pytest.raises(ValueError, match="event 0"):
         again(events[:10])
-    with pytest.raises(ValueError, match="keeps no features"):
+    with pytest.raises(ValueError, match="features"):
         again.features("blocks.0")
-    with pytest.raises(ValueError, match="keeps no features"):
+    with pytest.raises(ValueError, match="features"):
         gl.stream(model, ["blocks.0"], compiled=folder)
     model.head.lift.bias.data += 1
     other = gl.stream(model, compiled=folder)
     other(events)
     assert str(other) == str(other.program)
-    with pytest.raises(ValueError, match="another network: of its shape, but with other weights"):
+    with pytest.raises(ValueError, match="weights"):
         other.load_state_dict(state)
     assert other.events_seen == 1500
     assert not torch.equal(other.predict(), again.predict())
@@ -466,7 +469,7 @@ def test_copies_of_a_compiled_stream_go_on_by_themselves(tmp_path: Path):
         assert (other.events_seen, str(other)) == (1500, str(live))
     for path in (tmp_path / "network").glob("*.so"):
         path.unlink()
-    with pytest.raises(FileNotFoundError, match=r"\.so, which this stream ran, is gone: make it again with"):
+    with pytest.raises(FileNotFoundError, match=r"\.so, .*compiled="):
         pickle.loads(saved)
 
 
@@ -512,27 +515,27 @@ def test_the_golden_recording_is_in_order_and_on_the_sensor():
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path):
     model = small("stream")
-    with pytest.raises(ValueError, match="16 or 32 bits"):
+    with pytest.raises(ValueError, match="bits, not 8"):
         gl.export(model, tmp_path / "a", bits=8)
-    with pytest.raises(ValueError, match="chunk must be between"):
+    with pytest.raises(ValueError, match=r"chunk .*not 0"):
         gl.export(model, tmp_path / "a", chunk=0)
-    with pytest.raises(ValueError, match=r"decay_time of 1e\+11 us of X1 needs tables of 14 MB: use .* at most 1e9"):
+    with pytest.raises(ValueError, match=r"1e\+11 us of X1 .*14 MB"):
         gl.export(small("stream", decay_time=1e11), tmp_path / "a")
-    with pytest.raises(FileNotFoundError, match=r"holds no network\.c"):
+    with pytest.raises(FileNotFoundError, match=r"network\.c"):
         list(check(tmp_path))
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file is a file, and an export needs a folder"):
+    with pytest.raises(NotADirectoryError, match="file is a file"):
         gl.export(model, tmp_path / "file")
     (tmp_path / "network.c").touch()
-    with pytest.raises(ValueError, match="no target 'gcc': choose from this machine, x86_64-linux-musl"):
+    with pytest.raises(ValueError, match=r"'gcc'.*this machine, x86_64-linux-musl"):
         list(check(tmp_path, chosen=[("gcc", ["gcc", "-O2"])]))
     model.head.logits.bias.data[0] = float("nan")
-    with pytest.raises(ValueError, match=r"bias of head\.logits is not finite"):
+    with pytest.raises(ValueError, match=r"bias of head\.logits"):
         gl.export(model, tmp_path / "a")
     model.downs[0].conv.log_rate.data[0] = float("nan")
-    with pytest.raises(ValueError, match=r"a rate of downs\.0\.conv is not a number"):
+    with pytest.raises(ValueError, match=r"downs\.0\.conv"):
         gl.stream(model)
-    with pytest.raises(TypeError, match=r"computed in float64.*the dtype of a weight"):
+    with pytest.raises(TypeError, match=r"float64.*dtype"):
         gl.export(Polarity(), tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
@@ -572,7 +575,7 @@ class Endless(Named):
 
 
 def test_a_network_whose_logits_are_endless_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"logits of the recording that tests the C are \[inf, .* not finite"):
+    with pytest.raises(ValueError, match=r"\[inf, "):
         gl.export(Endless(), tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
@@ -699,7 +702,7 @@ def test_c_is_held_to_the_engine(tmp_path: Path):
     result = next(check(gl.export(model, tmp_path / "network"), 2500, local("-O0")[:1]))
     assert checking.beside_engine(model, result) < 1e-6
     model.head.logits.bias.data[0] += 1e-4
-    with pytest.raises(ValueError, match="from the engine's, more than 1e-06"):
+    with pytest.raises(ValueError, match="1e-06"):
         checking.beside_engine(model, result)
 
 

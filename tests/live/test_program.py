@@ -60,8 +60,9 @@ def test_streams_that_nothing_sees_are_not_fired():
     assert "run_X2" not in Writer(program).text
 
 
-def test_a_program_is_printed_with_its_multiply_adds_and_bytes():
-    text = str(Program.of(Small().eval()))
+def test_a_program_is_printed_with_its_multiply_adds_and_bytes_within_the_terminal(monkeypatch):
+    program = Program.of(Small().eval())
+    text = str(program)
     # 9 taps, 4 decays, 2 channels of polarity, 6 of output; an event of a stride of 2 is in 2.25 taps in the mean.
     assert "first = convolve(polarity, source=X0, kernel=3, stride=2)" in text
     assert "504 + 18 per source event" in text
@@ -69,6 +70,12 @@ def test_a_program_is_printed_with_its_multiply_adds_and_bytes():
     (line,) = (line for line in text.splitlines() if "logits = dense(relu)" in line)
     assert line.split()[-4:] == ["4", "24", "112", "B"]
     assert text.splitlines()[-1].startswith("output logits")
+    for width in (80, 50):
+        monkeypatch.setenv("COLUMNS", str(width))
+        narrow = str(program)
+        assert max(map(len, narrow.splitlines())) <= width
+        # Only empty cells are left out.
+        assert {"504", "18", "24", "112", "convolve(polarity", "stride=2)"} <= {*narrow.replace(",", " ").split()}
 
 
 def test_rates_are_per_microsecond_and_normalisation_is_folded():
@@ -131,7 +138,7 @@ def half_of(module, geometry):
         (lambda m, x, g, s: x * g[m.coarse].time[:, None], None, "the attribute time of events"),
         (lambda m, x, g, s: x @ m.extra, nn.Parameter(torch.rand(6)), "not of a value and a constant matrix"),
         (branching, None, "cannot be read"),
-        (lambda m, x, g, s: x / x, None, "division by a value"),
+        (lambda m, x, g, s: x // x, None, "floordiv"),
         (lambda m, x, g, s: g["X9"].cause, None, "X9"),
         (lambda m, x, g, s: x + x.int(), None, "int .a value rounded to whole numbers"),
         (lambda m, x, g, s: x + x.to(torch.int64), None, "rounded to torch.int64"),
@@ -149,9 +156,9 @@ def half_of(module, geometry):
 def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, words):
     model = Small(after)
     model.extra = extra(model) if extra in (conv, voxels, pool) else extra
-    with pytest.raises(TypeError, match=words) as found:
+    with pytest.raises(TypeError, match=words) as error:
         Program.of(model.eval())
-    assert "gl.streaming.Session(model), which runs any forward that treats each row for itself" in str(found.value)
+    assert "gl.streaming.Session(model)" in str(error.value)
 
 
 @pytest.mark.parametrize("layer", [gl.nn.LeakyMean, gl.nn.VoxelMean, gl.nn.Last, gl.nn.MeanPool, gl.nn.MaxPool])
@@ -160,7 +167,7 @@ def test_a_layer_of_another_stream_than_its_features_is_refused(layer):
     camera = model.first.near.source
     settings = {gl.nn.LeakyMean: (500.0,), gl.nn.VoxelMean: (camera, 2, 1000)}
     model.extra = layer(camera, *settings.get(layer, ()))
-    with pytest.raises(ValueError, match=r"extra is a layer of X0, but is given features of X1"):
+    with pytest.raises(ValueError, match=r"extra .*X0.*X1"):
         Program.of(model.eval())
 
 
@@ -180,9 +187,9 @@ class Unrelated(nn.Module):
 
 
 def test_streams_that_cannot_see_each_other_are_refused_before_anything_is_written():
-    with pytest.raises(ValueError, match="second convolves X1 to X2"):
+    with pytest.raises(ValueError, match=r"second .*X1 to X2"):
         Program.of(Unrelated(siblings=True).eval())
-    with pytest.raises(ValueError, match=r"first has a stride of 1, .* but X1 has \(10, 10\)"):
+    with pytest.raises(ValueError, match=r"first .* 1, .* X1 has \(10, 10\)"):
         Program.of(Unrelated(siblings=False).eval())
 
 
@@ -194,9 +201,9 @@ class Returns(Small):
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        (lambda m, x, g, s: (x, x), "not tuple: return the one that is to run live, or torch.cat of several"),
+        (lambda m, x, g, s: (x, x), "tuple"),
         (lambda m, x, g, s: m.logits.bias, "rows that events bring"),
-        (lambda m, x, g, s: m.extra(x, g, s), "not a grid"),
+        (lambda m, x, g, s: m.extra(x, g, s), "grid"),
     ],
 )
 def test_a_forward_that_returns_no_rows_is_told_what_to_return(after, words):
@@ -210,7 +217,7 @@ def test_weights_for_other_channels_than_there_are_are_refused():
     for after in (lambda m, x, g, s: torch.cat([x, x], 1), lambda m, x, g, s: m.extra(torch.cat([x, x], 1), g, s)):
         model = Small(after)
         model.extra = conv(model)
-        with pytest.raises(ValueError, match=r"(logits|extra) has weights for 6 channels, but is given 12"):
+        with pytest.raises(ValueError, match=r"(logits|extra) .* 6 .* 12"):
             Program.of(model.eval())
 
 
@@ -218,7 +225,7 @@ def test_weights_for_other_channels_than_there_are_are_refused():
 def test_forward_hooks_are_refused_by_name(name):
     model = Small().eval()
     model.get_submodule(name).register_forward_hook(lambda module, args, out: 2 * out)
-    with pytest.raises(TypeError, match=r"(the network|layer 'logits' \(Dense\)) has a forward hook.*Session"):
+    with pytest.raises(TypeError, match=r"(the network|layer 'logits' \(Dense\)) .*hook.*Session"):
         Program.of(model)
 
 
@@ -294,16 +301,16 @@ def test_other_threads_call_networks_while_one_is_read():
 
 
 def test_networks_are_read_in_many_threads_at_once():
-    model, found, together = network("n_mnist", head="stream", width=4, levels=2, pooled=1), [], threading.Barrier(4)
+    model, texts, together = network("n_mnist", head="stream", width=4, levels=2, pooled=1), [], threading.Barrier(4)
 
     def read():
         together.wait()
-        found.append(str(Program.of(model)))
+        texts.append(str(Program.of(model)))
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    assert len(set(found)) == 1
+    assert len(texts) == 4
+    assert len(set(texts)) == 1

@@ -22,6 +22,8 @@ import gridless as gl
 from gridless.cli.main import main
 from gridless.live import stream
 from gridless.live.overload import ROOM, Budget, Buffered, Overload, thinned
+from gridless.live.overload import joined as overload_joined
+from gridless.live.packets import CHECKED, checked_by_source
 from gridless.live.sources import (
     BURST_BYTES,
     HEADER,
@@ -75,9 +77,9 @@ def test_a_frame_that_is_cut_off_names_the_byte(events, cut):
 
 
 def test_what_is_no_frame_is_refused():
-    with pytest.raises(ValueError, match="expected a frame that begins with"):
+    with pytest.raises(ValueError, match=r"b'nons'"):
         list(frames(io.BytesIO(b"nonsense, not events"), (34, 34)))
-    with pytest.raises(ValueError, match="claims 4294967295 events"):
+    with pytest.raises(ValueError, match="4294967295"):
         list(frames(io.BytesIO(HEADER.pack(MAGIC, 0, 2**32 - 1)), (34, 34)))
 
 
@@ -114,13 +116,13 @@ def test_a_recording_needs_memory_for_its_events_not_for_its_time(gap, tmp_path)
 def test_what_a_frame_cannot_hold_is_refused_by_name(events):
     wide = gl.Events(torch.tensor([[1, 2], [70_000, 3]], dtype=torch.int32), torch.tensor([1, 2]),
                      torch.tensor([True, False]), torch.tensor([0, 2]), (80_000, 10))  # fmt: skip
-    with pytest.raises(ValueError, match=r"event 1 is at pixel \(70000, 3\), but a frame has 16 bits"):
+    with pytest.raises(ValueError, match=r"event 1 .*\(70000, 3\)"):
         encode(wide)
-    with pytest.raises(ValueError, match="negative time -5"):
+    with pytest.raises(ValueError, match="-5"):
         encode(at(-5, 3))
-    with pytest.raises(ValueError, match="one recording, not of 2"):
+    with pytest.raises(ValueError, match="not of 2"):
         encode(gl.Events.of([events, events], sensor=(34, 34)))
-    with pytest.raises(ValueError, match="at most 1048576 events, not 1048577"):
+    with pytest.raises(ValueError, match="1048577"):
         encode(at(*range((1 << 20) + 1)))
     padded = gl.Events(*(getattr(at(1, 2, 0), k) for k in ("pixel", "time", "polarity")), torch.tensor([0, 2]),
                        (34, 34), padding=1)  # fmt: skip
@@ -159,13 +161,13 @@ def heard(*datagrams: bytes, **options) -> tuple[Datagrams, list[gl.Events]]:
 
 def test_a_socket_that_cannot_be_is_refused_by_name():
     for options, words in (
-        ({"idle": 0}, "idle must be more than 0"),
-        ({"idle": -1.0}, "not -1"),
-        ({}, "no port 65536"),
+        ({"idle": 0}, "idle .* 0"),
+        ({"idle": -1.0}, "idle .* -1"),
+        ({}, "port 65536"),
     ):
         with pytest.raises(ValueError, match=words):
             Datagrams("127.0.0.1", 65_536 if not options else 0, (34, 34), **options)
-    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1, port 9"):
+    with pytest.raises(OSError, match=r"192\.0\.2\.1, port 9000"):
         Datagrams("192.0.2.1", 9000, (34, 34))
 
 
@@ -194,6 +196,50 @@ def test_a_silent_socket_is_waited_for_in_moments_so_that_ctrl_c_ends_it_on_wind
     with pytest.raises(KeyboardInterrupt):
         list(source)
     assert source.socket.waits == [1.0] * 5
+
+
+def test_idle_seconds_count_from_the_first_frame(events):
+    source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.2)
+    packets = iter(source)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"no frame", ("127.0.0.1", source.port))
+        late = threading.Timer(0.7, sender.sendto, (encode(events[:50]), ("127.0.0.1", source.port)))
+        late.start()
+        assert same(next(packets), events[:50])
+        late.join()
+        assert list(packets) == []
+    assert source.bad == 1
+
+
+def test_pixels_of_a_datagram_are_copied_once_and_checked_once(events, monkeypatch):
+    """From the bytes to the columns that the engine reads; a burst of several frames is one packet."""
+    checks, firsts = [], []
+    check, array = gl.Events._check, np.empty
+    monkeypatch.setattr(gl.Events, "_check", lambda self, what: checks.append(what) or check(self, what))
+    monkeypatch.setattr("gridless.live.sources.np.empty", lambda *about: firsts.append(array(*about)) or firsts[-1])
+    for fit in (Fit((34, 34)), None):
+        checks.clear(), firsts.clear()
+        options = {"fit": fit} if fit else {}
+        _, (packet,) = heard(*(encode(events[k : k + 50], k // 50) for k in (0, 50)), **options)
+        assert same(packet, events[:100])
+        assert packet.pixel.data_ptr() == firsts[0].ctypes.data
+        assert CHECKED in packet.__dict__
+        assert len([name for name in checks if name != "encode"]) == 1
+
+
+def test_packets_of_one_buffer_are_trusted_only_if_their_times_go_on(events, weights):
+    first, second = checked_by_source(events[:50]), checked_by_source(events[50:100])
+    assert CHECKED in overload_joined([first, second]).__dict__
+    assert CHECKED not in overload_joined([second, first]).__dict__
+    assert CHECKED not in overload_joined([first, replace(second)]).__dict__
+    assert CHECKED not in first[:20].__dict__
+    whole = overload_joined([first, second])
+    whole.time[:] += 5
+    engine = stream(gl.load(weights))
+    engine(whole)
+    with pytest.raises(ValueError, match="event 0"):
+        engine(first)
+    assert engine.events_seen == 100
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
@@ -227,7 +273,7 @@ def test_what_is_no_frame_does_not_end_a_socket(events):
     source, packets = heard(first, *strange, second)
     assert same(joined(packets), events[:100])
     assert (source.lost, source.late, source.bad, source.refused) == (0, 0, 5, 0)
-    assert "frame 7 claims" in source.reason
+    assert "frame 7" in source.reason
 
 
 def test_frames_that_cannot_follow_do_not_end_a_socket(events, weights):
@@ -252,16 +298,16 @@ def test_a_socket_whose_first_datagram_is_after_the_end_of_time_goes_on(end):
     source, packets = heard(encode(at(7, end), 0), encode(at(60), 1), encode(at(61), 2))
     assert [p.time.tolist() for p in packets] in ([[60, 61]], [[60], [61]])
     assert (source.bad, source.refused) == (0, 1)
-    assert f"its events reach to {end} us, but times end at" in source.reason
+    assert f"{end} us" in source.reason
 
 
 @pytest.mark.parametrize("stray", [(FAR,), (50, FAR), (10**9,)])
 def test_one_datagram_from_the_far_future_is_refused_alone(stray):
     frames = [encode(at(k), k) for k in range(60, 64)]
     source, packets = heard(frames[0], encode(at(*stray), 60), *frames[1:])
-    assert [p.time.tolist() for p in packets] == [[60], [61], [62], [63]]
+    assert joined(packets).time.tolist() == [60, 61, 62, 63]
     assert (source.lost, source.late, source.bad, source.refused, source.restarts) == (0, 0, 0, 1, 0)
-    assert f"{stray[-1]} us, over 10000000 us away from the last one at 60 us" in source.reason
+    assert all(f"{number} us" in source.reason for number in (stray[-1], 10_000_000, 60))
 
 
 def test_the_last_datagram_of_a_burst_is_judged_as_any_other():
@@ -287,7 +333,8 @@ def test_two_frames_far_ahead_begin_a_new_stream_only_after_a_single_one(first):
                 sender.sendto(encode(at(k), k % 100), ("127.0.0.1", source.port))
             if times is first:
                 assert next(packets).time.tolist() == [*first]
-        assert [type(p) for p in packets] == ([NewStream, gl.Events, gl.Events] if ended else [])
+        kinds = [type(p) for p in packets]
+        assert kinds in (([NewStream, gl.Events], [NewStream, gl.Events, gl.Events]) if ended else ([],))
     assert (source.refused, source.restarts) == ((0, 1) if ended else (2, 0))
 
 
@@ -376,8 +423,8 @@ def test_a_header_of_the_second_version_that_is_cut_off_is_refused(bytes_left):
     data = encode(at(1), 0, session=1)[:bytes_left]
     with pytest.raises(ValueError, match=r"standard input.* header"):
         list(frames(io.BytesIO(data), (34, 34)))
-    source, packets = heard(data)
-    assert (packets, source.bad) == ([], 1)
+    source, packets = heard(encode(at(1), 0, session=1), data)
+    assert (len(packets), source.bad) == (1, 1)
 
 
 def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
@@ -389,7 +436,8 @@ def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
 
 def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket():
     source, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)))
-    assert [type(p) is NewStream or p.time.item() for p in packets] == [FAR, True, 0, 1, 2]
+    first, new, *rest = packets
+    assert (first.time.tolist(), type(new), joined(rest).time.tolist()) == ([FAR], NewStream, [0, 1, 2])
     assert (source.refused, source.restarts) == (0, 1)
 
 
@@ -402,16 +450,16 @@ def test_a_sender_whose_first_datagram_was_followed_by_another_is_not_left_witho
 
 def test_a_counter_that_begins_anew_while_time_goes_on_is_followed():
     source, packets = heard(encode(at(5), 500), encode(at(6), 0), encode(at(7), 1), encode(at(8), 2**30))
-    assert [p.time.item() for p in packets] == [5, 6, 7, 8]
+    assert joined(packets).time.tolist() == [5, 6, 7, 8]
     assert (source.lost, source.late, source.refused) == (0, 0, 0)
 
 
 def test_a_new_stream_parts_the_packets_around_it(events):
     parts = [events[:10], events[10:20], NewStream(), events[:10], events[10:20]]
-    found = list(Buffered(iter(parts)))
-    cut = [type(p) for p in found].index(NewStream)
-    assert same(joined(found[:cut]), events[:20])
-    assert same(joined(found[cut + 1 :]), events[:20])
+    packets = list(Buffered(iter(parts)))
+    cut = [type(p) for p in packets].index(NewStream)
+    assert same(joined(packets[:cut]), events[:20])
+    assert same(joined(packets[cut + 1 :]), events[:20])
 
 
 def test_a_new_stream_is_never_dropped(events, monkeypatch):
@@ -728,7 +776,7 @@ def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path,
     for packet in recording(path, None, fit=Fit((34, 34), crop=(100, 60), pool=2)):
         live(packet)
     assert torch.equal(live.predict(), expected.predict())
-    remedy = r"outside the 34 x 34 pixels .* --crop X,Y, .* --pool N, .* --repair drop"
+    remedy = r"34 x 34 .*--crop.*--pool.*--repair drop"
     with pytest.raises(ValueError, match=remedy):
         list(recording(path, None, fit=Fit((34, 34))))
     assert sum(map(len, recording(path, None, fit=Fit((34, 34), drop=True)))) == 0
@@ -741,7 +789,7 @@ def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path,
         assert main(["stream", "--weights", weights, "--input", str(path), *words]) == 0
         assert capsys.readouterr() == ("", "no event came, or none within what --crop and --repair leave\n")
     assert main(["stream", "--weights", weights, "--input", str(path)]) == 1
-    assert "outside the 34 x 34 pixels" in capsys.readouterr().err
+    assert "34 x 34" in capsys.readouterr().err
 
 
 def test_what_was_not_taken_is_told_where_no_event_came(capsys):

@@ -300,7 +300,7 @@ def test_negative_times_are_refused(make, head):
     engine = make(network("n_mnist", head=head, width=4, levels=1, duration=10**6))
     events = busy("plain", (34, 34), 20)
     early = gl.Events(events.pixel, events.time - 10**6, events.polarity, events.splits, events.sensor)
-    with pytest.raises(ValueError, match="event 0 of the packet has the negative time"):
+    with pytest.raises(ValueError, match=r"event 0 .*negative"):
         engine(early)
     assert engine.events_seen == 0
     assert repr(engine).endswith("pixels, 0 events so far)")
@@ -314,7 +314,7 @@ def test_times_beyond_all_measure_are_refused_by_index(make, head):
     engine(events)
     time = events.time + torch.where(torch.arange(20) < 7, 2**60 - 50_000, 2**60)
     time[7] = 2**60
-    with pytest.raises(ValueError, match=f"event 7 of the packet is at {2**60} us, but times end at"):
+    with pytest.raises(ValueError, match=f"event 7 .*{2**60} us"):
         engine(gl.Events(events.pixel, time, events.polarity, events.splits, events.sensor))
     assert engine.events_seen == 20
 
@@ -354,15 +354,15 @@ def test_a_long_stream_ends_where_a_fresh_engine_fed_its_end_does():
 
 @pytest.mark.parametrize("make", [Session, stream])
 def test_what_cannot_run_live_says_so_and_what_to_do(make):
-    with pytest.raises(ValueError, match=r"call model.eval\(\)"):
+    with pytest.raises(ValueError, match=r"model.eval\(\)"):
         make(networks.n_mnist(head="stream"))
     with pytest.raises(ValueError, match="form='scan'"):
         make(network("n_mnist", head="stream", form="edges"))
     with pytest.raises(ValueError, match="duration="):
         make(network("n_mnist"))
-    with pytest.raises(TypeError, match="PointResNet is not an event network: only those run live"):
+    with pytest.raises(TypeError, match="PointResNet"):
         make(gl.models.point_resnet_small(4).eval())
-    with pytest.raises(ValueError, match="sensor of"):
+    with pytest.raises(ValueError, match=r"sensor .*\(34, 34\)"):
         make(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
 
 
@@ -370,7 +370,7 @@ def test_what_cannot_run_live_says_so_and_what_to_do(make):
 def test_a_module_in_training_mode_is_named():
     model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
     model.head.dropout.train()
-    with pytest.raises(ValueError, match=r"module 'head\.dropout' of the network is in training mode"):
+    with pytest.raises(ValueError, match=r"'head\.dropout'"):
         stream(model)
 
 

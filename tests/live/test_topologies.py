@@ -162,7 +162,7 @@ def test_features_are_those_of_the_modules_that_were_named():
         for nothing in (make(model, features=["first"]), live):
             fired, rows = nothing.features("first")
             assert (fired.sensor, rows.shape) == (geometry["X1"].sensor, (0, 11))
-    with pytest.raises(ValueError, match="no module 'frist'"):
+    with pytest.raises(ValueError, match="'frist'"):
         stream(model, features="frist")
 
 
@@ -314,7 +314,7 @@ class Cumulative(nn.Module):
 def test_the_session_runs_what_the_engine_refuses():
     model = settled(WideStride)
     model.act = Cumulative()
-    with pytest.raises(TypeError, match=r"act\.cumsum is not known .* use gl\.streaming\.Session"):
+    with pytest.raises(TypeError, match=r"act\.cumsum .*Session"):
         stream(model)
     events = busy("plain", SENSOR, 300)
     with torch.no_grad():
@@ -332,7 +332,7 @@ class Branching(WideStride):
 
 def test_the_session_runs_a_forward_that_looks_at_shapes():
     model, events = settled(Branching), busy("plain", SENSOR, 300)
-    with pytest.raises(TypeError, match=r"cannot be read .* treats each row for itself outside the layers"):
+    with pytest.raises(TypeError, match=r"cannot be read .*Session"):
         stream(model)
     for features in ([], ["down"]):
         session = Session(model, features)
@@ -346,11 +346,11 @@ def test_the_session_runs_a_forward_that_looks_at_shapes():
 def test_the_session_refuses_rows_of_no_stream_before_the_first_packet():
     model = settled(SkipsAcrossLevels)
     model.norm.register_forward_hook(lambda norm, args, out: out[1:])
-    with pytest.raises(ValueError, match="what 'norm' returns is not a row for every event"):
+    with pytest.raises(ValueError, match="'norm'"):
         Session(model, ["norm"])
     model = settled(WideStride)
     model.logits.register_forward_hook(lambda layer, args, out: torch.cat([out, out]))
-    with pytest.raises(ValueError, match=r"forward must return one row, or a row for every event .*gl\.nn\.Last"):
+    with pytest.raises(ValueError, match=r"rows.*gl\.nn\.Last"):
         Session(model)
 
 
@@ -374,5 +374,5 @@ class Explosive(nn.Module):
 
 
 def test_streams_that_one_event_could_fill_are_refused():
-    with pytest.raises(ValueError, match=r"fire 390,625 events of X4 at once.*gl\.streaming\.Session"):
+    with pytest.raises(ValueError, match=r"390,625 events of X4.*Session"):
         stream(Explosive().eval())

@@ -83,7 +83,7 @@ def test_a_network_is_rebuilt_from_its_config_as_json(name):
 
 
 def test_unknown_models_and_arguments_are_named():
-    with pytest.raises(ValueError, match=r"unknown model 'point_resnet_hug': choose one of EventCounts, EventResNet, "):
+    with pytest.raises(ValueError, match=r"'point_resnet_hug'.* EventCounts, EventResNet, "):
         models.build({"model": "point_resnet_hug"})
     with pytest.raises(TypeError, match="'widht': its settings are classes, width"):
         models.build({"model": "point_resnet_large", "widht": 3})
@@ -267,7 +267,7 @@ def test_parts_of_other_categories_are_never_predicted(cloud):
     assert torch.equal(logits.isfinite(), mine[category[cloud.example]])
     alone = torch.cat([model(model.plan(one), category[i : i + 1]) for i, one in enumerate(cloud.examples)])
     torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match="which of 2 categories"):
+    with pytest.raises(ValueError, match=r"category.* of 2 categories"):
         model(geometry)
     assert models.point_unet_plus([4], **size)(geometry).shape == (len(cloud), 4)
 

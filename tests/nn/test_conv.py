@@ -77,7 +77,7 @@ def test_weights_begin_within_glorots_bounds(plan):
 def test_edges_without_a_radius_need_one(plan):
     plan, near, *_ = plan
     nearest = plan.nearest(near.source, near.source, 5)
-    with pytest.raises(ValueError, match="pass radius="):
+    with pytest.raises(ValueError, match="radius="):
         PointConv(nearest, 3, 3)
     geometry = geometry_of(plan, 40)
     assert PointConv(nearest, 3, 3, radius=0.5)(torch.randn(40, 3), geometry).shape == (40, 3)
@@ -178,7 +178,7 @@ def test_a_shortcut_over_two_levels_is_refused():
     points = len(geometry[middle])
     with pytest.raises(ValueError, match=f"features have 100 rows, but X2 was sampled from a cloud of {points} points"):
         block(torch.rand(100, 2), geometry)
-    with pytest.raises(ValueError, match="X0 is no sample of another cloud"):
+    with pytest.raises(ValueError, match="X0 is no sample"):
         back(torch.rand(points, 2), geometry)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gridless.backends import interpreting
 from gridless.ops.batch_norm import batch_norm
 
 
@@ -31,6 +32,8 @@ def with_statistics(x, *arguments):
     ("rows", "count", "channels"), [(70, 70, 5), (300, 257, 96), (2100, 2000, 3), (9, 7, 200), (9000, 8990, 128)]
 )
 def test_values_and_gradients_are_those_of_the_formula(device, rows, count, channels, before, after):
+    if rows == 9000 and before != after and interpreting():
+        pytest.skip("many rows are interpreted with both of ReLU's places and with none")
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in ((rows, channels), channels, channels)]
     tensors[0] = tensors[0] * 2 + 3
@@ -166,7 +169,7 @@ def test_mismatches_are_named(device):
         batch_norm(x, count.float())
     with pytest.raises(ValueError, match="the number of batches must be one int64"):
         batch_norm(x, count, running=(torch.ones(4, device=device), torch.ones(4, device=device), x, 0.1))
-    with pytest.raises(ValueError, match="both weight and bias"):
+    with pytest.raises(ValueError, match="batch_norm: weight or bias"):
         batch_norm(x, count, torch.ones(4, device=device))
 
 

@@ -34,7 +34,7 @@ def gluon(monkeypatch):
         kernels = interpreted("gridless.ops.point_conv.gpu.gluon_kernels")
         walk = interpreted("gridless.ops.point_conv.gpu.gluon_walk", gluon_kernels=kernels)
         for module in (kernels, walk):
-            monkeypatch.setattr(module, "_own_rows", every_row)
+            monkeypatch.setattr(module, "own_rows", every_row)
         monkeypatch.setattr(gluon, "gluon_kernels", kernels)
         for name in ("gluon_weight", "gluon_wide"):
             module = interpreted(f"gridless.ops.point_conv.gpu.{name}", gluon_kernels=kernels, gluon_walk=walk)

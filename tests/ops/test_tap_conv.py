@@ -268,3 +268,29 @@ def test_a_network_mixes_balls_and_voxels():
         gl.nn.TapConv(near, 3, 8)
     with pytest.raises(TypeError, match=r"voxels.*X0"):
         plan.taps(cloud, cloud)
+
+
+@pytest.mark.skipif(not (INTERPRET or torch.cuda.is_available()), reason="needs a GPU or Triton's interpreter")
+@pytest.mark.parametrize("groups", [1, 2])
+def test_tiles_hold_every_edge_once_and_nothing_else(groups):
+    from gridless.ops.tap_conv import gpu
+
+    device = torch.device("cpu" if INTERPRET else "cuda")
+    edges = some_edges("submanifold", device)
+    with gl.use_backend("gpu"):
+        tiles, pairs = gpu.tiles_of(edges, 16, groups), gpu.pairs_of(edges)
+    seen = []
+    for group in tiles:
+        assert sorted(row for row in group.rows.flatten().tolist() if row >= 0) == list(range(len(edges)))
+        for tile, rows in enumerate(group.rows.tolist()):
+            for entry in range(int(group.begin[tile]), int(group.begin[tile + 1])):
+                sources = group.gather[entry].tolist()
+                assert max(sources) >= 0
+                tap = int(group.taps[entry])
+                seen += [(row, tap, source) for row, source in zip(rows, sources, strict=True) if source >= 0]
+    wanted = {(i, k, j) for i, row in enumerate(edges.table.tolist()) for k, j in enumerate(row) if j >= 0}
+    assert len(seen) == len(wanted)
+    assert set(seen) == wanted
+    # The reference's pairs, in the same order.
+    for one, other in zip(pairs, TapEdges(edges.table, edges.num_source).pairs, strict=True):
+        assert torch.equal(one, other)

@@ -412,3 +412,48 @@ def test_lightning_counts_captured_steps(graphs, batches, tmp_path):
     assert len([*tmp_path.glob("*.ckpt")]) == 2 * len(batches) // 8
     assert module.captured.graphs == 2
     assert torch.isfinite(trainer.callback_metrics["loss"])
+
+
+class VoxelNet(torch.nn.Module):
+    """Convolutions over taps at two sizes of voxels, down and up, with normalisation and a mean of each cloud."""
+
+    def __init__(self):
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        voxels = self.voxels = plan.voxels(plan.points(dim=3), 0.25)
+        coarse = plan.coarser_voxels(voxels)
+        down = plan.taps(voxels, coarse, 2, 2, 0)
+        self.convs = torch.nn.ModuleList(
+            [
+                gl.nn.TapConv(plan.taps(voxels, voxels), 3, 8),
+                gl.nn.TapConv(down, 8, 16),
+                gl.nn.TapConv(plan.taps(coarse, coarse), 16, 16),
+                gl.nn.TapConv(plan.transpose(down), 16, 8),
+            ]
+        )
+        self.norm, self.pool = gl.nn.BatchNorm(8, voxels, eps=1 / 1024, relu="after"), gl.nn.MeanPool(voxels)
+        self.head = torch.nn.Linear(8, 2)
+
+    def forward(self, geometry):
+        x = geometry[self.voxels].coords
+        for conv in self.convs:
+            x = conv(x, geometry)
+        return self.head(self.pool(self.norm(x, geometry), geometry))
+
+
+def test_a_captured_step_over_voxels_does_what_the_step_does(graphs):
+    def run(wrap):
+        torch.manual_seed(0)
+        model = VoxelNet().double().to(DEVICE)
+        step, found = wrap(a_step(model, torch.optim.SGD(model.parameters(), 1 / 16)), model.plan), []
+        for k in range(10):
+            clouds = [torch.rand(30 + (7 * i + 11 * k) % 35, 3, dtype=torch.float64) for i in range(3)]
+            result = step(model.plan(gl.Cloud.of(clouds).to(DEVICE)), torch.arange(3, device=DEVICE) % 2)
+            found += [result["loss"].detach().clone(), result["logits"][0].detach().clone()]
+        return [*found, *(p.detach() for p in model.parameters())], step
+
+    plain, _ = run(lambda step, plan: step)
+    found, step = run(gl.capture)
+    assert step.graphs >= 1
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)

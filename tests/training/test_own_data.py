@@ -107,7 +107,7 @@ def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
         assert main(words) == 0
         assert json.loads(capsys.readouterr().out)["examples"] == count
     assert main(["evaluate", weights, "--data", str(scans), "--device", "cpu"]) == 1
-    assert "has no test files: put them into" in capsys.readouterr().err
+    assert "has no test files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lists", [["cup/a.ply"], ["cup/a.ply", "rod/mon_000.ply"], []])
@@ -234,29 +234,27 @@ def test_numbers_alone_are_no_sessions_so_that_the_last_are_held_out():
     assert rule == "the last fifth of each class, in the order of the file names"
 
 
-OR_LABELS = "; where points have labels: label='auto' (gridless train own-scans)"
-
-
 @pytest.mark.parametrize(
-    ("files", "error"),
+    ("files", "facts"),
     [
-        ([], "holds no CLASS/FILE that can be read here"),
-        (["a.ply"], "a file outside the folders of classes: the layout is {}/CLASS/FILE" + OR_LABELS),
-        (["one/a.ply", "one/b.ply"], "has one class only, 'one': the layout is {}/CLASS/FILE" + OR_LABELS),
+        ([], ["{0} holds no CLASS/FILE"]),
+        (["a.ply"], ["{0}/a.ply", "{0}/CLASS/FILE", "label='auto'"]),
+        (["one/a.ply", "one/b.ply"], ["'one'", "{0}/CLASS/FILE", "label='auto'"]),
     ],
 )
-def test_another_layout_is_refused_with_the_one_that_is_meant(tmp_path, files, error, capsys):
+def test_another_layout_is_refused_with_the_one_that_is_meant(tmp_path, files, facts, capsys):
     for file in files:
         write_cloud(tmp_path / file, torch.randn(9, 3))
     assert run(tmp_path / "run", "own-clouds", "--data", str(tmp_path)) == 1
-    assert error.format(tmp_path) in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert all(fact.format(tmp_path) in message for fact in facts)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_file_is_no_folder_of_data(tmp_path, capsys):
     write_cloud(tmp_path / "a.ply", torch.randn(9, 3))
     assert run(tmp_path / "run", "own-clouds", "--data", str(tmp_path / "a.ply")) == 1
-    assert f"{tmp_path / 'a.ply'} is a file: give the folder that holds your files" in capsys.readouterr().err
+    assert f"{tmp_path / 'a.ply'} is a file" in capsys.readouterr().err
 
 
 def test_every_file_that_cannot_be_used_is_counted(scans, tmp_path, capsys):
@@ -264,7 +262,7 @@ def test_every_file_that_cannot_be_used_is_counted(scans, tmp_path, capsys):
     (scans / "rod" / "bad_2.xyz").write_text("")
     assert run(tmp_path / "run", "own-clouds", "--data", str(scans), "--all-data") == 1
     err = capsys.readouterr().err
-    assert "2 of 14 files cannot be used, mend or remove them" in err
+    assert "2 of 14 files cannot be used" in err
     assert "bad_1.xyz: 1 points are not finite" in err
     assert "bad_2.xyz" in err
 
@@ -371,8 +369,8 @@ def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
 @pytest.mark.parametrize(
     ("names", "error"),
     [
-        ("{2: ground, 40: wire}", "names: no point has the label 40 (wire): there are 2, 5"),
-        ("{2: '5'}", "names: '5' is another label, too: give 2 another name"),
+        ("{2: ground, 40: wire}", "names: no point has the label 40 (wire)"),
+        ("{2: '5'}", "names: '5' is another label, too"),
     ],
 )
 def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, error):
@@ -385,7 +383,7 @@ def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, err
 @pytest.mark.parametrize(
     ("names", "error"),
     [
-        ({2: "ground", 40: "wire"}, r"names: no point has the label 40 \(wire\): there are 2, 5"),
+        ({2: "ground", 40: "wire"}, r"names: no point has the label 40 \(wire\)"),
         ({2: "5"}, "names: '5' is another label, too"),
         ({"ground": 2}, "names: 'ground' is no label"),
         ({-5: "tree"}, "names: -5 is no label, a whole number from 0 up"),
@@ -402,7 +400,7 @@ def test_a_label_is_one_number_a_point_also_in_a_column_of_its_own(tmp_path):
         np.savez(tmp_path / f"scan_{number}.npz", xyz=np.random.rand(6, 3), **{k: v.numpy() for k, v in rows.items()})
     folder = gl.data.CloudFolder(tmp_path, "train", label="kind", keep_scale=True)
     assert folder[0][0].rows["part"].tolist() == [0, 1, 0, 1, 0, 1]
-    with pytest.raises(ValueError, match="one a point: 'rgb' is something else"):
+    with pytest.raises(ValueError, match="'rgb'"):
         gl.data.CloudFolder(tmp_path, "train", label="rgb", keep_scale=True)
 
 
@@ -438,7 +436,7 @@ def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     assert "labels must be whole numbers from 0 up" in capsys.readouterr().err
     np.savetxt(sites / "site_9.txt", torch.ones(9, 5).numpy(), fmt="%d")
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
-    words = "which rows are labels? There are features: say label='features.1' (in a recipe --set data_options.label="
+    words = "label='features.1' (in a recipe --set data_options.label="
     assert words in capsys.readouterr().err
 
 
@@ -490,7 +488,7 @@ def test_labels_below_those_that_mean_none_are_refused_unless_they_are_ignored(t
     label = torch.arange(-2, 48, dtype=torch.int16)
     for number in range(2):
         write_cloud(tmp_path / f"{number}.ply", torch.rand(50, 3), label=label)
-    with pytest.raises(ValueError, match=r"or -1 for none: 'label' has -2: .*ignore: \[-2\]"):
+    with pytest.raises(ValueError, match=r"'label' has -2.*ignore: \[-2\]"):
         gl.data.CloudFolder(tmp_path, "train", label="auto")
     assert gl.data.CloudFolder(tmp_path, "train", label="auto", ignore=-2).values == list(range(48))
 
@@ -622,7 +620,7 @@ def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(u
 def test_all_recordings_of_a_folder_that_cannot_be_used_are_named(unstated):
     for file in ("left/2.npy", "right/3.npy"):
         np.save(unstated / file, np.load(unstated / file)[::-1])
-    with pytest.raises(ValueError, match=r"2 of 10 files cannot be used.*data_options.repair=.*left/2.*right/3"):
+    with pytest.raises(ValueError, match=r"2 of 10 files cannot be used.*left/2.*right/3.*data_options.repair="):
         gl.data.EventFolder(unstated, "fit")
     assert len(gl.data.EventFolder(unstated, "fit", repair="sort")) == 8
     np.save(unstated / "left/2.npy", np.load(unstated / "left/2.npy")[:0])
@@ -791,12 +789,12 @@ def test_what_two_classes_link_to_is_refused(tmp_path):
     root = touched(tmp_path / "root", "a/0.ply", "b/0.ply")
     for name in "ab":
         (root / name / "link").symlink_to(outside)
-    with pytest.raises(ValueError, match=r"b/link is a link to what .*a/link is, in another class"):
+    with pytest.raises(ValueError, match=r"b/link is a link to .*a/link.*another class"):
         listing(root, [".ply"])
     for name in "ab":
         (root / name / "link").unlink()
         (root / name / "5.ply").symlink_to(outside / "1.ply")
-    with pytest.raises(ValueError, match=r"b/5\.ply is a link to what .*a/5\.ply is, in another class"):
+    with pytest.raises(ValueError, match=r"b/5\.ply is a link to .*a/5\.ply.*another class"):
         listing(root, [".ply"])
     # Points with labels have no classes, and their files are read once.
     assert listing(root, [".ply"], by_class=False).files == ("a/0.ply", "a/5.ply", "b/0.ply")

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gridless.compat.spconv.pytorch.core import by_axes
 from gridless.compat.spconv.pytorch.utils import PointToVoxel
 
 
 class _Point2Voxel(PointToVoxel):
     """`PointToVoxel` with a fixed number of dimensions and a fixed device."""
 
-    axes = 3
+    axes: int
     kind = "cpu"
 
     def __init__(
@@ -43,33 +44,9 @@ class _Point2Voxel(PointToVoxel):
         return self(torch.as_tensor(pc, device=self.device), clear_voxels, True)
 
 
-class Point2VoxelCPU1d(_Point2Voxel):
-    axes = 1
-
-
-class Point2VoxelCPU2d(_Point2Voxel):
-    axes = 2
-
-
-class Point2VoxelCPU3d(_Point2Voxel):
-    axes = 3
-
-
-class Point2VoxelCPU4d(_Point2Voxel):
-    axes = 4
-
-
-class Point2VoxelGPU1d(Point2VoxelCPU1d):
+class _OnGPU(_Point2Voxel):
     kind = "cuda"
 
 
-class Point2VoxelGPU2d(Point2VoxelCPU2d):
-    kind = "cuda"
-
-
-class Point2VoxelGPU3d(Point2VoxelCPU3d):
-    kind = "cuda"
-
-
-class Point2VoxelGPU4d(Point2VoxelCPU4d):
-    kind = "cuda"
+Point2VoxelCPU1d, Point2VoxelCPU2d, Point2VoxelCPU3d, Point2VoxelCPU4d = by_axes(_Point2Voxel, "Point2VoxelCPU")
+Point2VoxelGPU1d, Point2VoxelGPU2d, Point2VoxelGPU3d, Point2VoxelGPU4d = by_axes(_OnGPU, "Point2VoxelGPU")

@@ -44,7 +44,7 @@ DEFINITIONS = {
 
 
 def is_bag(path: Path) -> bool:
-    """Whether a path is a bag, or the folder of one."""
+    """True if a path is a bag, or the folder of one."""
     if path.is_dir():
         return (path / "metadata.yaml").is_file()
     return path.suffix.lower() in SUFFIXES
@@ -190,7 +190,7 @@ class Cursor:
     def __init__(self, store: Any, raw: bytes, is_ros1: bool) -> None:
         self.store, self.aligned = store, not is_ros1
         self.order = "<" if is_ros1 or (len(raw) > 1 and raw[1] & 1) else ">"
-        # What CDR aligns to begins behind four bytes that say how it is written.
+        # CDR aligns to the byte behind the four that name the encoding.
         self.data, self.at = (raw, 0) if is_ros1 else (raw[4:], 0)
 
     def message(self, kind: str) -> dict[str, Any]:
@@ -232,7 +232,7 @@ class Cursor:
         return [pair for name, sub in fields for pair in self._flat(sub, f"{prefix}.{name}" if prefix else name)]
 
     def _offsets(self, at: int, fields: list[tuple[str, str]]) -> tuple[list[int], int]:
-        """Where each number of a structure is that begins at byte `at`, and where it ends."""
+        """The place of each number of a structure that begins at byte `at`, and the structure's end."""
         places = []
         for _, kind in fields:
             size = int(kind[1])

@@ -24,7 +24,7 @@ from gridless.structures import Events, collate
 
 
 class EventSet(Examples):
-    """What the data sets share. Subclasses say where the recordings of a split are.
+    """The base of the data sets of recordings. Subclasses say where the recordings of a split are.
 
     Args:
         root: the folder that the archive was unpacked to.

@@ -24,7 +24,7 @@ from torch import Tensor
 from gridless.data import splits
 from gridless.data.base import Examples, Steps
 from gridless.data.cloud_cache import Clouds, cached
-from gridless.data.errors import FormatError
+from gridless.data.errors import FormatError, library
 from gridless.data.limits import Limits
 from gridless.data.numpy_files import arrays_of
 from gridless.data.readers.meshes import sample_mesh
@@ -65,17 +65,17 @@ class ModelNet40(Examples):
         self.root, self.split, self.points = Path(root), splits.check(split), points
         part = "test" if split == "test" else "train"
         self.release, clouds = _read(self.root, part, points, cache)
-        kept = _members(clouds, split, self.root)
-        self.coords: Tensor = torch.from_numpy(clouds.coords if kept is None else clouds.coords[kept])
-        self.labels: Tensor = torch.from_numpy(clouds.label if kept is None else clouds.label[kept])
-        self.names = clouds.names if kept is None else [clouds.names[i] for i in kept]
+        members = _members(clouds, split, self.root)
+        self.coords: Tensor = torch.from_numpy(clouds.coords if members is None else clouds.coords[members])
+        self.labels: Tensor = torch.from_numpy(clouds.label if members is None else clouds.label[members])
+        self.names = clouds.names if members is None else [clouds.names[i] for i in members]
 
     def example(self, i: int) -> Cloud:
         return Cloud.of(self.coords[i])
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the clouds, before any transform."""
+        """Identifies the clouds, before any transform."""
         contents = hashlib.blake2b(self.coords.numpy().data, digest_size=8).hexdigest()
         return f"ModelNet40 {self.release} {self.split} {self.points} {self.seed} {contents}"
 
@@ -154,10 +154,7 @@ def _text_points(path: Path, points: int) -> np.ndarray:
 
 
 def _read_h5(folder: Path, part: str, points: int) -> Clouds:
-    try:
-        import h5py
-    except ImportError:
-        raise ImportError(f"ModelNet40: reading {folder} needs h5py: pip install h5py") from None
+    h5py = library("h5py", folder)
     coords, label, names = [], [], []
     for path in sorted(folder.glob(f"ply_data_{part}*.h5")):
         try:

@@ -34,14 +34,14 @@ CLASSES: dict[str, tuple[int, ...]] = {
     "vegetation": (70,), "trunk": (71,), "terrain": (72,), "pole": (80,), "traffic-sign": (81,),
 }  # fmt: skip
 IGNORED = (0, 1, 52, 99)
-# What a sequence is for: 08 is the official validation sequence, and of 11 to 21 the labels are kept aside.
+# The sequences of each split: 08 is the official validation sequence; labels of 11 to 21 are not published.
 SEQUENCES = {
     "train": tuple(range(11)),
     "fit": (*range(8), 9, 10),
     "validation": (8,),
     "test": tuple(range(11, 22)),
 }
-# Of the pack, which has two scans of each: two sequences are held out.
+# The pack has two scans of each sequence: two sequences are held out.
 PACK = "semantickitti_22_scans.npz"
 PACK_VALIDATION = (8, 10)
 _NUMBERS = np.full(1 << 16, -2, np.int64)
@@ -135,10 +135,10 @@ class SemanticKITTI(Examples):
 
 def numbers_of(raw: np.ndarray, path: Path) -> np.ndarray:
     """Classes 0 to 18 from the labels of the files, and -1 for what is not judged."""
-    found = _NUMBERS[raw.astype(np.int64) & 0xFFFF]
-    if (found == -2).any():
-        raise FormatError(path, f"has the label {int(raw[found == -2][0])}, which SemanticKITTI does not know")
-    return found
+    numbers = _NUMBERS[raw.astype(np.int64) & 0xFFFF]
+    if (numbers == -2).any():
+        raise FormatError(path, f"has the label {int(raw[numbers == -2][0])}, which SemanticKITTI does not know")
+    return numbers
 
 
 def _listed(root: Path, split: str) -> list[tuple[int, Path]]:
@@ -150,11 +150,11 @@ def _listed(root: Path, split: str) -> list[tuple[int, Path]]:
             f"it from {HOME}"
         )
     scans = [(n, file) for n in SEQUENCES[split] for file in sorted((folder / f"{n:02d}" / "velodyne").glob("*.bin"))]
-    found = [(n, file) for n, file in scans if not file.name.startswith(".")]
-    if not found:
+    listed = [(n, file) for n, file in scans if not file.name.startswith(".")]
+    if not listed:
         names = ", ".join(f"{n:02d}" for n in SEQUENCES[split])
         raise FileNotFoundError(f"SemanticKITTI: {folder} has no scans of the sequences for {split!r}: {names}")
-    return found
+    return listed
 
 
 def _scan(file: Path) -> Cloud:
@@ -166,7 +166,7 @@ def _scan(file: Path) -> Cloud:
 
 
 def _poses(folder: Path) -> np.ndarray:
-    """Where the scanner was (N, 4, 4) float64, in the place of the first scan."""
+    """The poses of the scanner (N, 4, 4) float64, in the frame of the first scan."""
     for name, origin in (("calib.txt", "KITTI's data_odometry_calib.zip"), ("poses.txt", "data_odometry_labels.zip")):
         if not (folder / name).is_file():
             raise FileNotFoundError(

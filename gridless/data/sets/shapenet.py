@@ -47,7 +47,7 @@ CATEGORIES: dict[str, tuple[str, int]] = {
 SYNSETS = [folder for folder, _ in CATEGORIES.values()]
 FIRST = np.cumsum([0, *(count for _, count in CATEGORIES.values())])  # the first part of each category, then 50
 PARTS = [range(a, b) for a, b in pairwise(FIRST.tolist())]
-# What of the official lists a split is made of.
+# The official lists that make up each split.
 LISTS = {"train": ("train", "val"), "fit": ("train",), "validation": ("val",), "test": ("test",)}
 PACK = "shapenetpart_trainval.npz"
 
@@ -84,12 +84,12 @@ class ShapeNetPart(Examples):
             raise ValueError(f"ShapeNetPart: points must be at least 1, not {points}")
         super().__init__(transform, seed)
         self.root, self.split, self.points = Path(root), splits.check(split), points
-        made = _read(self.root, split, points, cache)
-        self.coords: Tensor = torch.from_numpy(made.coords[..., :3].copy())
-        self.parts: Tensor = torch.from_numpy(made.coords[..., 3].astype(np.int64))
-        self.labels: Tensor = torch.from_numpy(made.label)
+        clouds = _read(self.root, split, points, cache)
+        self.coords: Tensor = torch.from_numpy(clouds.coords[..., :3].copy())
+        self.parts: Tensor = torch.from_numpy(clouds.coords[..., 3].astype(np.int64))
+        self.labels: Tensor = torch.from_numpy(clouds.label)
         self.sizes: Tensor = (self.parts >= 0).sum(1)
-        self.names = made.names
+        self.names = clouds.names
 
     def example(self, i: int) -> Cloud:
         size = int(self.sizes[i])

@@ -40,7 +40,7 @@ def make(name: str, counts: Mapping[str, int], first: int, share: float) -> str:
 
 @cache
 def load(name: str) -> dict[str, tuple[int, str]]:
-    """Of each class the number of the first recording, and the letters."""
+    """The number of the first recording of each class, and its letters."""
     text = (Path(__file__).parent / f"{name}.txt").read_text("ascii")
     rows = (line.split() for line in text.splitlines())
     return {label: (int(first), letters) for label, first, letters in rows}
@@ -59,7 +59,7 @@ def members(name: str, split: str) -> list[tuple[str, int]]:
 
 @cache
 def ranges(name: str) -> dict[str, tuple[int, ...]]:
-    """Of each class the first number of each range, then one past the last number."""
+    """The first number of each range of each class, then one past the last number."""
     text = (Path(__file__).parent / f"{name}.txt").read_text("ascii")
     rows = (line.split() for line in text.splitlines())
     return {label: tuple(map(int, numbers)) for label, *numbers in rows}
@@ -81,7 +81,7 @@ def check(split: str) -> str:
 
 
 def chosen(name: str, key: str, share: float = VALIDATION) -> bool:
-    """Whether a recording belongs to a random share of a set, decided by its name alone."""
+    """True if a recording belongs to a random share of a set, decided by its name alone."""
     return int.from_bytes(hashlib.sha256(f"{name}/{key}".encode()).digest()[:8], "big") < share * 2**64
 
 

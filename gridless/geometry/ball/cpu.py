@@ -97,7 +97,7 @@ def scratch(dtype: np.dtype) -> Scratch:
 
 
 @dataclass
-class _Task:
+class _BallSearch:
     """The clouds of a search as arrays, and what all its kernels are given."""
 
     x: np.ndarray
@@ -172,7 +172,7 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
     limit = None if limit is None else min(limit, len(x))
     # One more than the limit tells whether it cuts anything.
     most = 0 if limit is None else limit + 1
-    task = _Task(x, xs, y, ys, same, most, AXES[x.shape[1]], numbers(radius, source.coords.dtype))
+    task = _BallSearch(x, xs, y, ys, same, most, AXES[x.shape[1]], numbers(radius, source.coords.dtype))
     small = limit is None and max(_largest(xs), 0 if same else _largest(ys)) <= SMALL
     out = _scanned(task, splits) if small else None
     if out is None:
@@ -207,7 +207,7 @@ def _largest(splits: np.ndarray) -> int:
     return int(splits[1] - splits[0]) if len(splits) == 2 else int((splits[1:] - splits[:-1]).max())
 
 
-def _scanned(task: _Task, splits: np.ndarray) -> np.ndarray | None:
+def _scanned(task: _BallSearch, splits: np.ndarray) -> np.ndarray | None:
     """Search once. The ends of the rows are written to `splits`."""
     ys, cuts = task.ys, cut_examples(task.ys) if len(task.ys) > 2 else [(0, 1)]
     parts = in_threads(task.scan, [(a, b, splits[1:]) for a, b in cuts])
@@ -224,7 +224,7 @@ def _scanned(task: _Task, splits: np.ndarray) -> np.ndarray | None:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _walk(task: _Task, splits: np.ndarray) -> Callable[[int, np.ndarray], object]:
+def _walk(task: _BallSearch, splits: np.ndarray) -> Callable[[int, np.ndarray], object]:
     """A search of everything in shares for threads: it counts rows to splits[1:], or fills them from splits[:-1] on."""
     walks: list[Any] = []
     for e in range(len(task.xs) - 1):
@@ -261,7 +261,7 @@ class _BallPart:
     low: np.ndarray
     high: np.ndarray
 
-    def place(self, task: _Task, work: np.ndarray) -> None:
+    def place(self, task: _BallSearch, work: np.ndarray) -> None:
         """Write both lists to where a search expects them, if they fit."""
         width, planes = 64 // work.itemsize, len(task.axes) + 1
         sources, targets = int(room(len(self.source), width)), int(room(self.targets, width))
@@ -313,7 +313,7 @@ class _Uncut:
         return _BallPart(source.ids(dim).copy(), None, int(inside), self.low, self.high)
 
 
-def _cut(task: _Task, e: int) -> list[_BallPart]:
+def _cut(task: _BallSearch, e: int) -> list[_BallPart]:
     """Cut an example at medians until no part has more points than one thread searches at once."""
     dim, dtype = task.x.shape[1], task.x.dtype
 
@@ -337,7 +337,7 @@ def _cut(task: _Task, e: int) -> list[_BallPart]:
     return parts
 
 
-def _halves(task: _Task, part: _Uncut) -> tuple[_Uncut, _Uncut] | None:
+def _halves(task: _BallSearch, part: _Uncut) -> tuple[_Uncut, _Uncut] | None:
     """Two parts with about as many targets each; None if all targets are so close that cutting is no use."""
     radius, _, half, eps = task.numbers
     dim = len(task.axes)

@@ -137,6 +137,7 @@ def _test(
     ROWS: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """A few targets of one example, a row each: a bit for every source within reach, and their number."""
     example = tl.program_id(0) // blocks
     first = tl.load(target_splits + example)
     here = (tl.load(target_splits + example + 1) - first).to(tl.int32)
@@ -236,6 +237,7 @@ def _rank(splits, row, distance, keep, total, limit, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["total"])
 def _choose(neighbours, keep, at, chosen, total, BLOCK: tl.constexpr):
+    """Write the neighbours of `keep` to `chosen`, at the places `at`."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     take = tl.load(keep + edge, mask=edge < total, other=0) > 0
     tl.store(

@@ -303,6 +303,8 @@ def _search_kernel(
     IN_ORDER: tl.constexpr,
     FILL: tl.constexpr,
 ):
+    """BLOCK targets look through the cells around them: count the sources within reach, or with FILL write them to
+    `ordered`, ascending in each row of at most SHORT. Long rows are left in `neighbours`, unordered."""
     ACROSS: tl.constexpr = 3 if D > 1 else 1
     UP: tl.constexpr = 3 if D > 2 else 1
     warp = tl.program_id(0)

@@ -26,7 +26,7 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     splits = link.source.splits.new_zeros(len(count) + 1)
     torch.cumsum(torch.from_numpy(count), 0, out=splits[1:])
     if splits[-1] > MAX_EDGES:
-        raise ValueError(f"causal: {int(splits[-1])} edges are more than {MAX_EDGES}: use a window, or smaller batches")
+        raise ValueError(f"causal: {int(splits[-1])} edges are more than {MAX_EDGES}. Use a window or smaller batches.")
     source = splits.new_empty(int(splits[-1]), dtype=torch.int32)
     arrays = (order, first, count, splits.numpy(), source.numpy())
     in_threads(_fill, [(a, b, *arrays) for a, b in even_ranges(len(count), num_threads())])
@@ -57,6 +57,7 @@ def share_cells(splits: Tensor, parts: int | None = None) -> list[tuple[int, int
 
 @njit(nogil=True, cache=True)
 def _sort(pixel, splits, width, height, order, ends):
+    """Events by pixel, in order of arrival: rows in `order`, and the end of each pixel in `ends`."""
     for b in range(len(splits) - 1):
         for i in range(splits[b], splits[b + 1]):
             ends[(b * height + pixel[i, 1]) * width + pixel[i, 0] + 1] += 1
@@ -87,6 +88,7 @@ def source_cell(cell, dx, dy, grids):
 def _find(
     low, high, taps, grids, s_order, s_splits, t_order, t_splits, until, s_time, t_time, window, first, count
 ):  # fmt: skip
+    """First edge and number of edges of the targets in the cells low to high, for every tap."""
     for cell in range(low, high):
         if t_splits[cell] == t_splits[cell + 1]:
             continue
@@ -107,6 +109,7 @@ def _find(
 
 @njit(nogil=True, cache=True)
 def _fill(low, high, order, first, count, splits, source):
+    """Write the sources of the rows low to high."""
     for row in range(low, high):
         for k in range(count[row]):
             source[splits[row] + k] = order[first[row] + k]

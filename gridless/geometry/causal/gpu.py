@@ -39,7 +39,7 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     torch.cumsum(count, 0, out=splits[1:])
     total = int(splits[-1])
     if total > MAX_EDGES:
-        raise ValueError(f"causal: {total} edges are more than {MAX_EDGES}: use a window, or smaller batches")
+        raise ValueError(f"causal: {total} edges are more than {MAX_EDGES}. Use a window or smaller batches.")
     source = torch.empty(total, dtype=torch.int32, device=count.device)
     if total:
         order = runs_of(link.source).order
@@ -71,6 +71,7 @@ def _find(link: Link, window: int) -> tuple[Tensor, Tensor]:
 
 @triton.jit(do_not_specialize=["rows", "examples", "cells"])
 def _keys(pixel, example, key, rows, examples, width, height, cells, BLOCK: tl.constexpr):
+    """The number of each event's pixel, by which events are sorted."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = i < rows
     x = tl.load(pixel + 2 * i, live, other=-1).to(tl.int64)
@@ -87,6 +88,7 @@ def _search(
     order, splits, s_time, t_pixel, t_example, t_time, until, taps, first, count, rows, examples,
     width, height, grid_width, grid_height, stride, window, TAPS, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """First edge and number of edges of BLOCK (target, tap) pairs, by bisection of the events of a pixel."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = at < rows
     i = at // TAPS
@@ -132,6 +134,7 @@ def _search(
 
 @triton.jit(do_not_specialize=["rows"])
 def _fill(order, first, count, splits, source, rows, BLOCK: tl.constexpr):
+    """Write the sources of BLOCK rows, a row per lane."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     n = tl.load(count + at, at < rows, other=0)
     begin = tl.load(first + at, at < rows, other=0)

@@ -51,7 +51,7 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
     elif reject:
         raise ValueError("farthest_sample: reject=True needs near, e.g. near=ball(cloud, cloud, radius)")
     if reject and start != 0:
-        raise ValueError("farthest_sample: with reject=True sampling begins in index order: leave start at 0")
+        raise ValueError("farthest_sample: with reject=True sampling begins in index order. Leave start at 0.")
     _check_start(cloud, start)
     taken = backends.implementation(reference, cloud.device).sample(cloud, sizes, start, near, reject)
     return cloud.sampled(taken, _splits(sizes))

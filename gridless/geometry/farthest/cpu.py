@@ -22,6 +22,7 @@ _SMALL = 2048
 
 @njit(nogil=True, cache=True)
 def _exact(coords, splits, e0, e1, ends, start, taken):
+    """Samples of the examples e0 to e1, without edges."""
     for e in range(e0, e1):
         first, last = splits[e], splits[e + 1]
         samples = taken[ends[e] : ends[e + 1]]
@@ -215,6 +216,7 @@ def _continue(coords, first, last, rows, source, closest, taken):
 
 @njit(nogil=True, cache=True)
 def _over_edges(coords, splits, e0, e1, ends, start, rows, source, reject, taken):
+    """Samples of the examples e0 to e1; distances go along the edges only."""
     for e in range(e0, e1):
         first, last = splits[e], splits[e + 1]
         n, end = last - first, ends[e + 1]

@@ -190,6 +190,7 @@ def _begin(cloud: Cloud, near: Edges | None, reject: bool) -> tuple[Tensor, Tens
 
 @triton.jit(do_not_specialize=["start"])
 def _on_chip(coords, splits, taken_splits, taken, start, D: tl.constexpr, BLOCK: tl.constexpr):
+    """All samples of one example, whose distances stay in registers."""
     example = tl.program_id(0)
     first = tl.load(splits + example)
     points = (tl.load(splits + example + 1) - first).to(tl.int32)
@@ -251,6 +252,7 @@ def _box_distance(point, low, high, D: tl.constexpr):
 
 @triton.jit
 def _load_all(base, step, at, mask, D: tl.constexpr):
+    """D numbers per lane, `step` apart."""
     values = ()
     for k in tl.static_range(D):
         values = values + (tl.load(base + k * step + at, mask=mask, other=0.0),)
@@ -462,6 +464,7 @@ def _in_memory(
     BLOCK: tl.constexpr,
     NEAR: tl.constexpr,
 ):
+    """All samples of one example after its seeds; distances are in memory, with NEAR lowered along the edges only."""
     example = tl.program_id(0)
     first = tl.load(splits + example)
     last = tl.load(splits + example + 1)

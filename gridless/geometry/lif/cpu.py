@@ -41,6 +41,7 @@ def _fire(
     first, last, pixel, time, width, low_x, low_y, high_x, high_y, share, coarse, fine, bits, threshold, reset,
     potential, since, cause, at,
 ):  # fmt: skip
+    """Integrate the events first to last, and write the row and the pixel of each event that they fire."""
     count = 0
     mask = len(fine) - 1
     end = len(coarse) - 1

@@ -73,6 +73,7 @@ def _visit(
     pixel, example, low_x, low_y, high_x, high_y, key,
     rows, examples, width, height, grid_width, grid_height, cells, slots, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """The pixel of each (event, slot) pair that the event reaches, as a key for the sort; `cells` for none."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     i = at // slots
     slot = at % slots
@@ -122,6 +123,7 @@ def _steps(
 
 @triton.jit
 def _advance(value, decay, add, live, threshold, reset):
+    """The potential after a visit, and whether it fires."""
     value = tl.where(live, value * decay + add, value)
     fires = live & (value > threshold)
     return tl.where(fires, reset, value), fires
@@ -129,6 +131,7 @@ def _advance(value, decay, add, live, threshold, reset):
 
 @triton.jit(do_not_specialize=["cells"])
 def _integrate(splits, step, order, time, potential, since, fired, threshold, reset, cells, slots, LANES: tl.constexpr):
+    """LANES pixels, each over its visits in order: potentials, and the visits that fire."""
     cell = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     begin = tl.load(splits + cell, cell < cells, other=0)
     end = tl.load(splits + cell + 1, cell < cells, other=0)

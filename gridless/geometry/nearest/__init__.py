@@ -31,7 +31,7 @@ def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
     k = check_whole("nearest", "k", k)
     if min(k, len(source)) * len(target) > MAX_EDGES:
         raise ValueError(
-            f"nearest: {k} neighbours of {len(target)} targets may be more than {MAX_EDGES} edges: cut the batch"
+            f"nearest: {k} neighbours of {len(target)} targets may be more than {MAX_EDGES} edges. Cut the batch."
         )
     splits, index = backends.implementation(reference, source.device).search(source, target, k)
     return Edges.made(splits=splits, source=index, num_source=len(source), limit=k).trusted()

@@ -108,6 +108,7 @@ def _home(boxes, groups, dim, n, point):
 
 @njit(nogil=True, cache=True, inner=True)
 def _nearest_box(low, high, dim, first, last, point):
+    """The box of first to last that is nearest to the point."""
     least, at = point.dtype.type(np.inf), first
     for b in range(first, last):
         total = point.dtype.type(0)
@@ -223,6 +224,7 @@ def _rows(tree, n, target, at_home, i0, i1, k, reach, first, splits, out):
 
 @njit(nogil=True, cache=True)
 def _examples(source, ss, target, ts, at_home, e0, e1, k, reach, splits, out):
+    """Rows of the examples e0 to e1, with a tree for the sources of each."""
     for e in range(e0, e1):
         n = ss[e + 1] - ss[e]
         if n > 0 and ts[e + 1] > ts[e]:

@@ -90,7 +90,7 @@ def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, neighbours: Tens
         if len(row) and math.isinf(radius):
             # Every source was inside: these have come to be not finite since the clouds were read.
             raise ValueError(
-                f"nearest: {len(row)} targets have points that are not finite near them: remove them first"
+                f"nearest: {len(row)} targets have points that are not finite near them. Remove them first."
             )
         radius = _larger(radius, 1.6, source.coords.dtype)
 
@@ -137,6 +137,7 @@ def _select(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """The k nearest sources of ROWS targets of one example, whose distances stay on chip."""
     example = tl.program_id(0) // blocks
     first = tl.load(target_splits + example)
     here = (tl.load(target_splits + example + 1) - first).to(tl.int32)

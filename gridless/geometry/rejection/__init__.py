@@ -37,7 +37,9 @@ def rejection_sample(
     """
     check_cloud("rejection_sample", cloud)
     if (near is None) == (radius is None):
-        raise ValueError("rejection_sample: give either near or radius: rejection_sample(cloud, near)")
+        raise ValueError(
+            "rejection_sample: near and radius exclude each other. Give one: rejection_sample(cloud, near)."
+        )
     if near is not None:
         check_near("rejection_sample", cloud, near)
     if radius is not None:

@@ -124,6 +124,7 @@ def _reject(coords, begin, row, i, reach, first, last, rejected, closest):
 
 @njit(nogil=True, cache=True, inner=True)
 def _one_in_grid(coords, radius, reach, closest, samples):
+    """Samples of one example, with its points sorted into cells as wide as the radius; returns their number."""
     n, dim = coords.shape
     cell, shape = np.empty((n, 3), np.int64), np.empty(3, np.int64)
     _cells(coords, radius, cell, shape)
@@ -176,6 +177,7 @@ def _in_grid(coords, splits, e0, e1, radius, reach, closest, samples, counts):
 
 @njit(nogil=True, cache=True)
 def _compact(samples, splits, counts, ends, out):
+    """Copy the samples of all examples one behind the other."""
     for e in range(len(counts)):
         for k in range(counts[e]):
             out[ends[e] + k] = samples[splits[e] + k]
@@ -206,6 +208,7 @@ def sample(cloud: Cloud, near: Edges | None, radius: float | None, distance: boo
 
 @njit(nogil=True, cache=True)
 def _doubtful_depth(splits, source, depth, known, radius):
+    """The greatest depth of a point in doubt, see `doubtful_depth` of the package."""
     state, deepest = np.empty(len(depth), np.int8), known  # -1 in doubt, 0 rejected, 1 kept
     for i in range(len(depth)):
         state[i] = 1 if depth[i] > known + radius else -1

@@ -251,6 +251,7 @@ def _before(cloud_splits, at, e, examples):
 
 @triton.jit(do_not_specialize=["rows", "room"])
 def _collect(coords, marks, at, index, sampled, place, row_splits, rows, room, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows, coordinates and splits of the samples among BLOCK points, and the place of each point among the samples."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
     take = tl.load(marks + row, mask=ok, other=0) > 0
@@ -267,6 +268,7 @@ def _collect(coords, marks, at, index, sampled, place, row_splits, rows, room, D
 
 @triton.jit(do_not_specialize=["end"])
 def _closest(coords, splits, source, marks, result, end, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Squared distance of each rejected point among BLOCK to the nearest sample along its edges."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < end
     rejected = ok & (tl.load(marks + row, mask=ok, other=1) == 0)

@@ -72,7 +72,9 @@ def strided_taps(
     dim = _check_sites("strided_taps", sites)
     window = _Window.of(kernel, stride, padding, dilation, dim)
     extent = None if shape is None else window.extent("strided_taps", shape)
-    target = _new_sites("strided_taps", sites, _seen_from(sites.long(), window), extent)
+    target = None if extent is None else _inside(sites, window, extent)
+    if target is None:
+        target = _new_sites("strided_taps", sites, _seen_from(sites.long(), window), extent)
     return target, taps_between(sites, target, *window.settings)
 
 
@@ -285,6 +287,34 @@ def _seen_from(sites: Tensor, window: _Window) -> Tensor:
         kept, which = sees.nonzero(as_tuple=True)
         rows, found = rows[kept], torch.cat([found[kept], at[kept, which][:, None]], 1)
     return found
+
+
+def _inside(sites: Tensor, window: _Window, extent: list[int]) -> Tensor | None:
+    """The distinct sites of the new grid, of this extent from 0, that see `sites`, in order; None where an example and
+    a cell may not fit into one number. A GPU waits once, for how many there are."""
+    if sites.dtype != torch.int32 or math.prod(extent) >= 1 << 30:
+        return None
+    key, sees = sites[:, :1].long(), torch.ones_like(sites[:, :1], dtype=torch.bool)
+    for axis, (side, kernel, stride, padding, dilation) in enumerate(zip(extent, *window.settings, strict=True), 1):
+        x = sites[:, axis, None].long() + padding
+        if dilation == 1:
+            at = torch.div(x, stride, rounding_mode="floor") - torch.arange(-(-kernel // stride), device=x.device)
+            exists = x - at * stride < kernel
+        else:
+            shifted = x - torch.arange(kernel, device=x.device) * dilation
+            at = torch.div(shifted, stride, rounding_mode="floor")
+            exists = at * stride == shifted
+        exists &= (at >= 0) & (at < side)
+        key = (key[:, :, None] * side + at[:, None, :]).flatten(1)
+        sees = (sees[:, :, None] & exists[:, None, :]).flatten(1)
+    # One number behind all others is cut off again: whether there are some that see nothing is not read.
+    behind = torch.iinfo(torch.int64).max
+    key = torch.where(sees, key, behind).flatten()
+    key, columns = torch.unique(torch.cat([key, key.new_full((1,), behind)]))[:-1], []
+    for side in reversed(extent):
+        columns.append(key % side)
+        key = torch.div(key, side, rounding_mode="floor")
+    return torch.stack([key, *reversed(columns)], 1).int()
 
 
 def _new_sites(what: str, sites: Tensor, candidates: Tensor, extent: list[int] | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""`gridless export --check`: compile what was exported in every way at hand, and hold all results to one digest."""
+"""`gridless export --check`: compile an export in every way at hand, and require the same digest of all results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import nn
 
 from gridless.live.export.golden import packets
 
-# What a result is compiled with; -march=native with GNU's dialect would fuse products and sums if it could.
+# Options of compilers; -march=native with GNU's dialect would fuse products and sums if it could.
 LEVELS = (("-std=c99", "-O0"), ("-std=c99", "-O1"), ("-std=c99", "-O2"), ("-std=c99", "-O3"))
 NATIVE = ("-std=gnu17", "-O3", "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native")
 
@@ -30,7 +30,7 @@ FUSES = platform.machine() in ("aarch64", "arm64")
 
 HERE = "this machine"
 
-# Other machines, that zig compiles for, and the emulator of each.
+# Other machines that zig compiles for, with their emulators.
 TARGETS = {
     "x86_64-linux-musl": "qemu-x86_64",
     "aarch64-linux-musl": "qemu-aarch64",
@@ -39,20 +39,20 @@ TARGETS = {
     "wasm32-wasi": "wasmtime",
 }
 
-# Those of them that can fuse, and how zig is told so.
+# Targets that can fuse, with zig's options.
 FUSING = {"x86_64-linux-musl": ["-mcpu=x86_64_v3"], "aarch64-linux-musl": [], "riscv64-linux-musl": []}
 
 SECONDS = 36_000
 
-# How far C may be from the engine, which fuses products with sums where it can.
+# Largest difference of C from the engine, which fuses products with sums where it can; by bits.
 BESIDE = {32: 1e-6, 16: 1e-2}
 
-REMEDY = "install gcc or clang, or pip install ziglang"
+REMEDY = "Install gcc or clang, or pip install ziglang"
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one way to compile: what, how, the digest of all predictions, and microseconds per event."""
+    """Result of one way to compile: the digest of all predictions, microseconds per event, error and logits."""
 
     target: str
     compiler: str
@@ -68,10 +68,9 @@ class Result:
 
 def compilers() -> list[list[str]]:
     """The C compilers of this machine; zig's comes from PyPI (ziglang)."""
-    found = [[path] for path in map(shutil.which, ("gcc", "clang")) if path]
-    if not found and (path := shutil.which("cc")):
-        found = [[path]]
-    return found + ([zig()] if not found and zig() else [])
+    paths = [path for path in map(shutil.which, ("gcc", "clang")) if path] or [shutil.which("cc")]
+    commands = [[path] for path in paths if path]
+    return commands or ([zig()] if zig() else [])
 
 
 def zig() -> list[str]:
@@ -83,7 +82,7 @@ def zig() -> list[str]:
 def library(folder: Path, out: Path) -> Path:
     """The network as a shared library `out`, compiled for this machine."""
     if not compilers():
-        raise RuntimeError(f"no C compiler was found: {REMEDY}")
+        raise RuntimeError(f"check: no C compiler was found. {REMEDY}.")
     part = out.with_suffix(f".{os.getpid()}")
     compiled([*compilers()[0], *NATIVE, "-fPIC", "-shared", "network.c", "-o", str(part.resolve())], folder)
     return part.replace(out)
@@ -92,36 +91,36 @@ def library(folder: Path, out: Path) -> Path:
 def ways() -> list[tuple[str, list[str]]]:
     """Every target and compiler at hand, with its options."""
     levels = (*LEVELS, NATIVE, *([("-std=c99", "-O2", FUSED)] if FUSES else []))
-    found = [(HERE, [*cc, *flags]) for cc in compilers() for flags in levels]
+    commands = [(HERE, [*cc, *flags]) for cc in compilers() for flags in levels]
     for target in TARGETS if zig() else ():
         if runner(target) is not None:
             command = [*zig(), "-target", target, "-std=c99", "-O3"]
-            found.append((target, command))
+            commands.append((target, command))
             if target in FUSING:
-                found.append((target, [*command, *FUSING[target], FUSED]))
-    return found
+                commands.append((target, [*command, *FUSING[target], FUSED]))
+    return commands
 
 
 def check(
     folder: str | Path, events: int = 20_000, chosen: Sequence[tuple[str, list[str]]] | None = None
 ) -> Iterator[Result]:
-    """Compile and run the test of an export in the ways that are chosen, or in all that `ways()` finds.
+    """Compile and run the test of an export in the chosen ways, or in all of `ways()`.
 
     A way is the name of a target and the command of a compiler with its options: `("this machine", ["gcc", "-O2"])`, or
     one of `TARGETS`, such as `("wasm32-wasi", [*zig(), "-target", "wasm32-wasi", "-O3"])`.
 
-    Raises where a compiler fails, where the test does, or where two results differ in a bit: of those with fused sums,
-    or of those without.
+    Raises if a compiler or a test fails, or if two results differ in a bit. Results with fused sums are compared with
+    one another, and so are those without.
     """
     folder = Path(folder)
     if not (folder / "network.c").is_file():
-        raise FileNotFoundError(f"{folder} holds no network.c: write it with gridless export --out {folder}")
+        raise FileNotFoundError(f"check: {folder} holds no network.c. Write it with gridless export --out {folder}.")
     chosen = ways() if chosen is None else chosen
     if not chosen:
-        raise RuntimeError(f"no C compiler was found: {REMEDY}")
+        raise RuntimeError(f"check: no C compiler was found. {REMEDY}.")
     for target, _ in chosen:
         if target not in (HERE, *TARGETS):
-            raise ValueError(f"check: there is no target {target!r}: choose from {', '.join((HERE, *TARGETS))}")
+            raise ValueError(f"check: there is no target {target!r}. Choose from {', '.join((HERE, *TARGETS))}.")
     firsts: dict[bool, Result] = {}
     with tempfile.TemporaryDirectory() as name:
         for target, command in chosen:
@@ -129,33 +128,33 @@ def check(
             compiler = " ".join(["zig" if "-target" in command else Path(command[0]).name, *_options(command)])
             compiled([*command, "network.c", "test.c", "-o", str(program)], folder)
             text = _run(target, program, [str(events)])
-            found = [re.search(pattern, text) for pattern in _PATTERNS]
-            if not all(found):
-                raise ValueError(f"the test of {folder} failed on {target} ({compiler}):\n{text}")
-            digest, micros, error, logits = (match[1] for match in found if match)
+            matches = [re.search(pattern, text) for pattern in _PATTERNS]
+            if not all(matches):
+                raise ValueError(f"check: the test of {folder} failed on {target} ({compiler}):\n{text}")
+            digest, micros, error, logits = (match[1] for match in matches if match)
             values = tuple(np.frombuffer(bytes.fromhex(logits), ">f4").tolist())
             result = Result(target, compiler, digest, float(micros), float(error), values)
             yield result
             first = firsts.setdefault(FUSED in command, result)
             if result.digest != first.digest:
-                raise ValueError(f"the results differ in a bit:\n{first}\n{result}")
+                raise ValueError(f"check: the results differ in a bit:\n{first}\n{result}")
 
 
 def beside_engine(model: nn.Module, result: Result, bits: int = 32) -> float:
-    """How far C's logits of the golden recording are from the engine's, relative to the largest; refused if too far."""
+    """Difference of C's logits of the golden recording from the engine's, relative to the largest; checked."""
     from gridless.live.engine import Engine
-    from gridless.live.export import GOLDEN
+    from gridless.live.export.folder import GOLDEN
 
     engine = Engine(model)
     for packet in packets(GOLDEN, engine.program.streams[0].sensor):
         engine(packet)
-    ours, theirs = engine.predict().double(), torch.tensor(result.logits, dtype=torch.float64)
-    apart = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
-    if not apart <= BESIDE[bits]:
+    expected, logits = engine.predict().double(), torch.tensor(result.logits, dtype=torch.float64)
+    difference = float((expected - logits).abs().max() / expected.abs().max().clamp(min=1e-30))
+    if not difference <= BESIDE[bits]:
         raise ValueError(
-            f"the logits of C are {apart:.1e} from the engine's, more than {BESIDE[bits]:.0e} of the largest"
+            f"check: C's logits are {difference:.1e} of the largest from the engine's, more than {BESIDE[bits]:.0e}"
         )
-    return apart
+    return difference
 
 
 def _options(command: list[str]) -> list[str]:
@@ -168,7 +167,7 @@ _PATTERNS = (
 
 
 def runner(target: str) -> list[str] | None:
-    """What runs the programs of a target: nothing before this machine's own, an emulator; None where that is absent."""
+    """The command that runs programs of a target: empty for this machine, or an emulator; None without one."""
     if target == HERE:
         return []
     name = TARGETS[target]
@@ -181,7 +180,7 @@ def runner(target: str) -> list[str] | None:
 
 
 def compiled(command: list[str], folder: Path) -> None:
-    """Run a compiler in a folder; what it says where it fails is the error."""
+    """Run a compiler in a folder, and raise its messages if it fails."""
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=SECONDS)
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")

@@ -3,17 +3,17 @@
 import sys
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     import wasmtime  # type: ignore
 
     engine = wasmtime.Engine()
     linker, store, settings = wasmtime.Linker(engine), wasmtime.Store(engine), wasmtime.WasiConfig()
     linker.define_wasi()
-    settings.argv = words
+    settings.argv = arguments
     settings.inherit_stdout()
     settings.inherit_stderr()
     store.set_wasi(settings)
-    instance = linker.instantiate(store, wasmtime.Module.from_file(engine, words[0]))
+    instance = linker.instantiate(store, wasmtime.Module.from_file(engine, arguments[0]))
     try:
         instance.exports(store)["_start"](store)  # type: ignore[operator]
     except wasmtime.ExitTrap as end:

@@ -1,10 +1,12 @@
 """A live program as C: a function for each stream, a few lines for each row, all constants in one table.
 
-`arithmetic.c` says what compilers must keep to, `runtime.c` holds windows and LIF; networks that need them have
-`functions.c` of one number, and the functions of their operations; `widths.c` says for which vectors the rest is
-compiled: `simd.c` (decays, numbers of 16 bits), `traces.c`, `products.c` (sums of products), the functions of this
-network, `take.c`.
-`interface.c` is what the caller sees. Here they are joined to one text.
+The writer joins these files to one text:
+
+- `arithmetic.c`: rules of arithmetic for compilers; `runtime.c`: windows and LIF;
+- `functions.c` (functions of one number) and functions of operations, for networks that need them;
+- `widths.c`: the widths of vectors for which the next ones are compiled: `simd.c` (decays, numbers of 16 bits),
+  `traces.c`, `products.c` (sums of products), the functions of this network, `take.c`;
+- `interface.c`: the functions of the header.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ from gridless.geometry.taps import reach_of
 from gridless.live.lowering import LINE
 from gridless.live.operation import Sink
 from gridless.live.operations import of
-from gridless.live.program import Program, Row, Stream
+from gridless.live.program import EventStream, Program, Row
 from gridless.live.table import LONGEST
 
 HERE = Path(__file__).parent
 
 # Columns of a panel of weights and rows that are multiplied together, as in products.c; numbers of a vector, and of a
-# wide one, where traces are whole numbers of those.
+# wide one (used where traces are whole wide vectors).
 COLUMNS, TOGETHER, LANES, WIDE = 16, 4, 4, 8
 
-# Rates under this have not faded to nothing after 2^30 microseconds.
+# Rates below this have not faded to zero after 2^30 microseconds.
 SLOW = 80 / 2**30
 
 # The largest chunk.
@@ -42,7 +44,7 @@ MOST = 1 << 20
 # The largest tables of decays, in numbers.
 DECAYS = 1 << 20
 
-# What no namespace of C++ or target of CMake can be called, or names of C's headers and of golden.h begin with.
+# Names that C++ or CMake reserve, and names of C's headers and of golden.h.
 RESERVED = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class co_await
     co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
@@ -55,8 +57,8 @@ RESERVED = """
 """
 
 
-class Layout:
-    """Parts of the state: (C type, name, elements; None for what is no array). Arrays come first, in whole lines."""
+class StateLayout:
+    """Parts of the state: (C type, name, elements or None for one number). Arrays come first, in whole cache lines."""
 
     SIZES = {"int64_t": 8, "double": 8, "event": 24, "float": 4, "int32_t": 4, "int16_t": 2}
 
@@ -81,13 +83,13 @@ class Layout:
     def __str__(self) -> str:
         parts = sorted(self.parts, key=lambda part: (part[2] is None, -self.SIZES[part[0]]))
         lines = [f"    {kind} {name}{'' if count is None else f'[{count}]'};" for kind, name, count in parts]
-        # It ends with a line, whatever the compiler.
+        # The state ends with a whole cache line for every compiler.
         if self._size % LINE:
             lines.append(f"    int16_t after_{parts[-1][1]}[{-self._size % LINE // 2}];")
         return "\n".join(lines)
 
 
-class Table:
+class ConstantTable:
     """Constants, one after the other."""
 
     def __init__(self) -> None:
@@ -95,7 +97,7 @@ class Table:
         self.size = 0
 
     def add(self, array: np.ndarray, begin: int = 1) -> int:
-        """Where it begins: at a multiple of `begin`."""
+        """Add an array, and return its index, a multiple of `begin`."""
         self.parts.append(np.pad(array.reshape(-1), (-self.size % begin, 0)))
         self.size += len(self.parts[-1])
         return self.size - array.size
@@ -103,15 +105,20 @@ class Table:
     def text(self, kind: type) -> str:
         values = np.concatenate(self.parts, dtype=kind) if self.parts else np.zeros(1, kind)
         if kind is np.float32:
-            words = [f"0x{v:08x}" for v in values.view(np.uint32).tolist()]
+            numbers = [f"0x{v:08x}" for v in values.view(np.uint32).tolist()]
         else:
-            words = [str(v) for v in values.tolist()]
-        return ",\n".join(",".join(words[a : a + 16]) for a in range(0, len(words), 16))
+            numbers = [str(v) for v in values.tolist()]
+        return ",\n".join(",".join(numbers[a : a + 16]) for a in range(0, len(numbers), 16))
 
 
 class Writer:
-    """The C text of a program. `bits`: of weights and traces, 32 or 16. `chunk`: input events that go through the
-    streams together; a small one needs less memory, a large one less time per event. `name`: what names begin with.
+    """The C text of a program.
+
+    Args:
+        program: the program.
+        bits: of weights and traces: 32 or 16.
+        chunk: input events that go through the streams together. A small one needs less memory, a large one less time.
+        name: prefix of all names.
     """
 
     def __init__(self, program: Program, bits: int = 32, chunk: int = 2048, name: str = "net") -> None:
@@ -120,9 +127,9 @@ class Writer:
         if not isinstance(chunk, int) or not 1 <= chunk <= MOST:
             raise ValueError(f"export: chunk must be between 1 and {MOST} events, not {chunk!r}")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-            raise ValueError(f"export: name must be one of C, letters and digits such as left_eye, not {name!r}")
+            raise ValueError(f"export: name must be a name in C, such as left_eye, not {name!r}")
         if name in RESERVED.split() or name.lower() == "golden":
-            raise ValueError(f"export: {name!r} has a meaning in C++ or CMake: choose another name, such as {name}_net")
+            raise ValueError(f"export: {name!r} is reserved in C++ or CMake. Choose another name, such as {name}_net.")
         for row in program.rows:
             for part, array in row.constants.items():
                 if not np.isfinite(array).all():
@@ -132,27 +139,27 @@ class Writer:
         self.streams = {stream.name: stream for stream in program.streams}
         self.index = {row.name: k for k, row in enumerate(program.rows)}
         self.users = Counter([*(name for row in program.rows for name in row.inputs), program.output])
-        self.memory, self.work = Layout(), Layout()
-        self.constants, self.weights = Table(), Table()
+        self.memory, self.work = StateLayout(), StateLayout()
+        self.constants, self.weights = ConstantTable(), ConstantTable()
         self.reset: list[str] = []
         self.restart: list[str] = []
-        self.at: dict[str, str] = {}  # where the value of a row is
-        self.shared: set[str] = set()  # rows whose place is that of another
+        self.at: dict[str, str] = {}  # places of the rows' values
+        self.shared: set[str] = set()  # rows whose place belongs to another row
         self.bodies: dict[str, list[str]] = {}
         self.settings: list[str] = []
         self.functions: list[str] = []  # for vectors of each width
         self.helpers: dict[str, None] = {}  # for all
         self.factors, self.taps, self.steps = 1, 1, 1
         self.slow, self.wide = False, True
-        self.notes: dict[str, Any] = {}  # what an operation keeps of a row
+        self.notes: dict[str, Any] = {}  # notes of operations about their rows
 
     # Sizes.
 
-    def depth(self, stream: Stream) -> int:
+    def depth(self, stream: EventStream) -> int:
         return 0 if stream.source is None else 1 + self.depth(self.streams[stream.source])
 
     def capacity(self, name: str) -> int:
-        """Events of a stream that wait at a time: at least those that one event can fire."""
+        """Room for events of a stream: at least for those that one event can fire."""
         stream = self.streams[name]
         if stream.source is None:
             return self.chunk
@@ -176,13 +183,13 @@ class Writer:
         return f"(constants.value + {self.offset(array)})"
 
     def matrix(self, weight: np.ndarray, bias: np.ndarray, taps: int = 1) -> str:
-        """The last arguments of a product: taps that have rows of their own, weights (steps, columns) in panels, bias,
-        and scales of 16-bit weights."""
+        """The last arguments of a product: taps with rows of their own, weights (steps, columns) in panels, bias, and
+        scales of 16-bit weights."""
         steps, columns = weight.shape
         self.steps = max(self.steps, steps)
         scale = "0"
         if self.bits == 16:
-            # A power of two, so that weights of 11 bits stay as they are; not so small that it would be 0.
+            # A power of two keeps weights of 11 bits exact. It must not become 0.
             largest = np.abs(weight).max(0, initial=0.0)
             factor = np.exp2(np.floor(np.log2(np.where(largest > 2**-100, largest, 1.0))) - 14).astype(np.float32)
             weight, scale = _halves(weight / factor), self.constant(factor)
@@ -198,14 +205,14 @@ class Writer:
         return f"{sizes}, {where}, {self.constant(bias)}, {scale}, {decoded}"
 
     def rates(self, rate: np.ndarray) -> int:
-        """Where they are; whole vectors are read."""
+        """Add rates, padded to whole vectors, and return their index."""
         self.slow |= bool((rate < SLOW).any())
         return self.offset(np.pad(rate.reshape(-1), (0, WIDE)))
 
     # Values.
 
     def buffer(self, row: Row) -> str:
-        """Where the value of a row goes: over its first input, where nothing else needs that."""
+        """Place of a row's value: over its first input if nothing else needs that, or a buffer of its own."""
         if of(row).over_input_in_c:
             first = row.inputs[0]
             if self.users[first] == 1 and first not in self.shared and self.program[first].stream == row.stream:
@@ -218,7 +225,7 @@ class Writer:
         return self.at[row.name]
 
     def share(self, name: str, place: str) -> None:
-        """A row whose value is at a place that belongs to something else."""
+        """Set the value of a row to a place that belongs to another row or memory."""
         self.at[name] = place
         self.shared.add(name)
 
@@ -228,12 +235,12 @@ class Writer:
         return of(row).c(self, row, n)
 
     def use(self, row: Row) -> None:
-        """See to it that the functions of the row's operation are there."""
+        """Add the C functions of the row's operation."""
         if text := of(row).c_functions:
             self.helpers[text] = None
 
     def blocks(self, n: str, fill: list[str], out: str, p: int, matrix: str) -> list[str]:
-        """Rows of a block, filled and then multiplied."""
+        """Lines that fill the rows of each block and multiply them."""
         return [
             f"for (i = 0; i < {n}; i += BLOCK) {{",
             f"    int some = least(BLOCK, {n} - i);",
@@ -254,8 +261,8 @@ class Writer:
 
     # Functions.
 
-    def stream_body(self, stream: Stream) -> list[str]:
-        """What the events of a stream cause, except what convolutions from it to other streams add at the end."""
+    def stream_body(self, stream: EventStream) -> list[str]:
+        """Lines for the events of a stream. Convolutions from it to other streams add theirs at the end."""
         program, lines = self.program, []
         for row in program.rows:
             if row.stream == stream.name:
@@ -279,20 +286,20 @@ class Writer:
         return lines
 
     def _sink(self, row: Row) -> list[str]:
-        """What the events of a stream add to a value without one."""
+        """Lines with which a value without a stream takes in events."""
         operation = of(row)
         if not isinstance(operation, Sink):
             raise TypeError(f"export: {row.operation} of {row.name} takes in no events")
         self.use(row)
         return operation.c_take(self, row)
 
-    def _lif(self, child: Stream) -> list[str]:
+    def _lif(self, child: EventStream) -> list[str]:
         rule = Rule.of(self.streams[str(child.source)].sensor, **child.lif)
         decays = len(rule.coarse) + len(rule.fine)
         if decays > DECAYS:
             raise ValueError(
                 f"export: the decay_time of {child.lif['decay_time']:g} us of {child.name} needs tables of "
-                f"{decays * 4 / 1e6:.0f} MB: use one of at most 1e9 us, 17 minutes"
+                f"{decays * 4 / 1e6:.0f} MB. Use at most 1e9 us (17 minutes)."
             )
         potential = self.memory.add("float", f"potential_{child.name}", child.pixels)
         charged = self.memory.add("int64_t", f"charged_{child.name}", child.pixels)
@@ -342,6 +349,13 @@ class Writer:
         functions.append(_function("answer", "struct state *s, float *logits", answer) + "#endif\n")
         if self.program.duration:
             functions.append(_function("restart", "struct state *s", self.restart))
+        code = self._joined(functions)
+        self._digest = hashlib.sha256(code.encode()).hexdigest()[:15]
+        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self._digest})\n{code}"
+        return renamed(code, self.name)
+
+    def _joined(self, functions: list[str]) -> str:
+        """The files and the functions of this network as one text."""
         declared = "".join(f"TARGET static void run_{name}({_RUN});\n" for name in self.bodies)
         reset = "".join(f"    {line}\n" for line in self.reset)
         sizes = {
@@ -360,7 +374,7 @@ class Writer:
             ]
         )  # fmt: skip
         named = "".join(f"#define {name} NAMED({name})\n" for name in dict.fromkeys(_DEFINED.findall(wide)))
-        code = "\n".join(
+        return "\n".join(
             [
                 "#if !defined(NAMED)", '#include "network.h"\n', defined, declared_tables,
                 *map(_read, ("arithmetic.c", "runtime.c")),
@@ -372,13 +386,10 @@ class Writer:
                 wide, "#if defined(LAST)", _read("interface.c").replace("@RESET@", reset), tables, "#endif\n",
             ]
         )  # fmt: skip
-        self._digest = hashlib.sha256(code.encode()).hexdigest()[:15]
-        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self._digest})\n{code}"
-        return renamed(code, self.name)
 
     @property
     def digest(self) -> str:
-        """Of the text without its name."""
+        """Digest of the text, without the name."""
         return self._digest if self.text else ""
 
     def _tables(self) -> tuple[str, str]:
@@ -396,14 +407,14 @@ class Writer:
 
     @property
     def bytes(self) -> int:
-        """Of the state, working memory included."""
+        """Bytes of the state, with working memory."""
         return self.memory.bytes + self.work.bytes
 
 
-# Functions of one number, which functions.c has.
+# Functions of functions.c.
 _CALLS = re.compile(r"\b(exp|log|root|log1p|erf|sigmoid)_of\(")
 _RUN = "struct state *s, int count, const listener *to"
-# The functions and types that code for vectors of a width defines.
+# Functions and types of the code for vectors of one width.
 _DEFINED = re.compile(r"^(?:(?:INLINE|APART|FREE static) \w+ (?=\w+\()|typedef \w+ )(\w+)", re.MULTILINE)
 _LISTENER = (
     "/* Whom predictions are told to. */\ntypedef struct {\n    net_callback call;\n    void *user;\n} listener;\n"
@@ -416,24 +427,24 @@ def _function(name: str, parameters: str, lines: list[str], stream: str = "") ->
     head = [f"    int {', '.join(loops)};\n"] if loops else []
     if re.search(r"\be\b", text):
         head.insert(0, f"    const event *e = s->events_{stream};\n")
-    for given in re.findall(r"\b(s|to)\b(?=,|$)", parameters):
-        if not re.search(rf"\b{given}\b", text):
-            head.append(f"    (void){given};\n")
+    for parameter in re.findall(r"\b(s|to)\b(?=,|$)", parameters):
+        if not re.search(rf"\b{parameter}\b", text):
+            head.append(f"    (void){parameter};\n")
     return f"FREE static void {name}({parameters}) {{\n{''.join(head)}{text}\n}}\n"
 
 
 def in_comment(text: str) -> str:
-    """Text for a comment of C: one line of ASCII that neither ends the comment nor begins another."""
+    """Text for a comment in C: one line of ASCII that neither ends the comment nor begins another."""
     return re.sub(r"[^ -~]", "?", text).replace("*/", "* /").replace("/*", "/ *")
 
 
 def _halves(array: np.ndarray) -> np.ndarray:
-    """Numbers of 16 bits, those under 2^-14 as 0; see arithmetic.c."""
+    """Numbers of 16 bits, with 0 for those below 2^-14; see arithmetic.c."""
     return np.where(np.abs(array) < 2**-14, 0, array).astype(np.float16).view(np.int16)
 
 
 def renamed(text: str, name: str) -> str:
-    """With a name in place of that of net_push, NET_H and net::Stream. What compilers are told (-DNET_FUSED) stays."""
+    """The text with another prefix for net_push, NET_H and net::Stream. Options of compilers (-DNET_FUSED) stay."""
     if name == "net":
         return text
     text = re.sub(r"\bNET_(?!FUSED|NARROW)", f"{name.upper()}_", text)

@@ -1,7 +1,7 @@
-"""The operations of a live program, one file each: `gelu.py` is the shortest kind of example.
+"""The operations of a live program, one file each; `gelu.py` is a short example.
 
-Every file of this folder is read; a class of it that is an `Operation` with a name is one. `register` adds one from
-elsewhere, before the first stream of the process is made.
+Importing this package imports every file of the folder, and adds its `Operation` classes that have a name. `register`
+adds one from elsewhere, before the first stream of the process is made.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gridless.live.rows import Row
 
 __all__ = ["OPERATIONS", "added", "freeze", "function_readers", "layer_reader", "number_of", "of", "register"]
 
-# By name. Where an operation stands in it is its number in the compiled loop.
+# Operations by name. The position of an operation is its number in the compiled loop.
 OPERATIONS: dict[str, Operation] = {}
 _LAYERS: dict[type, Callable[..., Any]] = {}
 _FUNCTIONS: dict[str, list[Callable[..., Any]]] = {}
 
-# Operations that `register` has added, and whether the loop has been compiled with all there are.
+# Operations that `register` has added, and whether the loop is compiled.
 added: list[str] = []
 frozen = False
 
@@ -32,16 +32,16 @@ frozen = False
 def register(kind: type[Operation]) -> type[Operation]:
     """Add an operation; also as a decorator of its class."""
     if frozen:
-        raise RuntimeError(f"register: a live stream has run without {kind.name!r}: register it before the first one")
+        raise RuntimeError(f"register: {kind.name!r} comes after the first stream. Register it before.")
     if kind.name in OPERATIONS:
-        raise ValueError(f"register: there is an operation {kind.name!r} already: choose another name")
+        raise ValueError(f"register: there is an operation {kind.name!r} already. Choose another name.")
     _add(kind)
     added.append(kind.name)
     return kind
 
 
 def freeze() -> None:
-    """The loop is compiled with the operations that there are: no other can be added."""
+    """Refuse further operations: the loop is compiled with those that are there."""
     global frozen
     frozen = True
 
@@ -62,7 +62,7 @@ def number_of(row: Row) -> int:
 
 
 def layer_reader(layer: nn.Module) -> Callable[..., Any] | None:
-    """What reads a layer. A layer is known by the `forward` it runs, so that a subclass with its own is not."""
+    """The reader of a layer, or None. A subclass with a `forward` of its own has none."""
     for kind, reader in _LAYERS.items():
         if isinstance(layer, kind) and getattr(layer.forward, "__func__", None) is kind.forward:
             return reader
@@ -70,7 +70,7 @@ def layer_reader(layer: nn.Module) -> Callable[..., Any] | None:
 
 
 def function_readers(name: str) -> list[Callable[..., Any]]:
-    """What reads a function or method of this name; the first that does not return NotImplemented does."""
+    """Readers of a function or method of this name; the first that does not return NotImplemented counts."""
     return _FUNCTIONS.get(name, [])
 
 

@@ -7,22 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gridless.live import simd
 from gridless.live.operation import Operation
 from gridless.live.operations.affine import affine
 from gridless.live.operations.dense import dense
+from gridless.live.panels import places
 from gridless.live.rows import Row
+from gridless.live.table import PITCH
 from gridless.live.values import PixelIndex, Unknown, array_of
 
 
 def whole(r: Any, number: Any) -> int:
-    """A number that a pixel may be moved by."""
+    """The number as an integer, by which a pixel can be moved; fractions are refused."""
     if number != int(number):
         raise Unknown(f"{r.name} (a pixel with the fraction {number})")
     return int(number)
 
 
 def both(r: Any, operation: str, a: Any, b: Any) -> Row:
-    """add or multiply, of values, or of a value and constants."""
+    """Add the row of a sum or product: of two values, or of a value and constants."""
     if not isinstance(a, Row):
         a, b = b, a
     a = r.value(a)
@@ -37,7 +40,7 @@ def both(r: Any, operation: str, a: Any, b: Any) -> Row:
 
 
 def wide(r: Any, x: Row, other: Row) -> Row:
-    """A value of one channel, in as many as another one has."""
+    """A value of one channel, repeated for all channels of another one."""
     return dense(r, x, torch.ones(other.channels, 1)) if x.channels == 1 < other.channels else x
 
 
@@ -59,17 +62,11 @@ class Add(Operation):
     functions = {"add": add, "iadd": add, "add_": add, "sub": subtract, "isub": subtract, "sub_": subtract}
     over_input = over_input_in_c = True
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.simd import add
-        from gridless.live.table import PITCH
-
-        def body(i, f, d, r, s, first, n, lane):
-            to, a, b = places(i, r, first)
-            for k in range(0, n * i[r + PITCH], 8):
-                add(f, to + k, a + k, b + k)
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        to, a, b = places(i, r, first)
+        for k in range(0, n * i[r + PITCH], 8):
+            simd.add(f, to + k, a + k, b + k)
 
     def c(self, writer, row, n):
         (a, b), out = (writer.at[name] for name in row.inputs), writer.buffer(row)

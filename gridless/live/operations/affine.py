@@ -7,14 +7,17 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from gridless.live import simd
 from gridless.live.operation import Operation
+from gridless.live.panels import places
 from gridless.live.rows import Row
+from gridless.live.table import PITCH, SCALE, SHIFT
 from gridless.live.values import Unknown, array_of
 from gridless.nn.norm import BatchNorm
 
 
 def affine(r: Any, x: Any, scale: Any, shift: Any) -> Row:
-    """The row x scale + shift, of numbers or of arrays with an element for each channel."""
+    """Add the row x scale + shift, for numbers, or arrays with an element for each channel."""
     x = r.value(x)
     parts = [np.asarray(part, np.float32) for part in (scale, shift)]
     fits = [part.size == 1 or (part.size, part.shape[-1]) == (x.channels, x.channels) for part in parts]
@@ -25,12 +28,12 @@ def affine(r: Any, x: Any, scale: Any, shift: Any) -> Row:
 
 
 def copied(r: Any, x: Any) -> Row:
-    """A row with the same value, which later changes in place leave as it is."""
+    """Add a row with the same value, which later changes in place do not change."""
     return affine(r, x, 1, 0)
 
 
 def batch_norm(r: Any, layer: Any, x: Any, geometry: Any = None) -> Row:
-    """Normalisation with the statistics of training, and the ReLU of gridless's layer."""
+    """Add normalisation with the statistics of training, and the ReLU of gridless's layer."""
     mean, var, relu = layer.running_mean, layer.running_var, getattr(layer, "relu", None)
     if mean is None or var is None:
         raise Unknown(f"layer {r.name!r} ({type(layer).__name__}) without running statistics")
@@ -58,19 +61,13 @@ class Affine(Operation):
         constants = {key: lowered.fill(row.constants[key], entry["pitch"]) for key in ("scale", "shift")}
         return [entry | {key: lowered.flat.add("weight", array) for key, array in constants.items()}]
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.simd import affine
-        from gridless.live.table import PITCH, SCALE, SHIFT
-
-        def body(i, f, d, r, s, first, n, lane):
-            pitch, scale, shift = i[r + PITCH], i[r + SCALE], i[r + SHIFT]
-            to, a, _ = places(i, r, first)
-            for j in range(n):
-                for k in range(0, pitch, 8):
-                    affine(f, to + j * pitch + k, a + j * pitch + k, scale + k, shift + k)
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        pitch, scale, shift = i[r + PITCH], i[r + SCALE], i[r + SHIFT]
+        to, a, _ = places(i, r, first)
+        for j in range(n):
+            for k in range(0, pitch, 8):
+                simd.affine(f, to + j * pitch + k, a + j * pitch + k, scale + k, shift + k)
 
     def c(self, writer, row, n):
         x, out, c = writer.at[row.inputs[0]], writer.buffer(row), row.channels

@@ -8,12 +8,15 @@ from torch import nn
 from torch.nn import functional
 
 from gridless.live.operation import Operation
+from gridless.live.panels import places
 from gridless.live.rows import Row
+from gridless.live.simd import copy
+from gridless.live.table import PITCH, S_EVENT, A
 from gridless.live.values import CauseIndex, Unknown
 
 
 def caused(r: Any, x: Any, index: CauseIndex) -> Row:
-    """Once for every stream on the way."""
+    """Add one row for every stream of the chain."""
     x = r.value(x)
     for name in index.chain:
         if x.stream != r.streams[name].source:
@@ -41,20 +44,14 @@ class Cause(Operation):
     modules = {}
     functions = {"getitem": index, "embedding": embedding, "index_select": index_select}
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.simd import copy
-        from gridless.live.table import PITCH, S_EVENT, A
-
-        def body(i, f, d, r, s, first, n, lane):
-            pitch = i[r + PITCH]
-            to, _, _ = places(i, r, first)
-            for j in range(n):
-                of = i[r + A] + i[i[s + S_EVENT] + 4 * (first + j) + 3] * pitch
-                for k in range(0, pitch, 8):
-                    copy(f, to + j * pitch + k, of + k)
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        pitch = i[r + PITCH]
+        to, _, _ = places(i, r, first)
+        for j in range(n):
+            of = i[r + A] + i[i[s + S_EVENT] + 4 * (first + j) + 3] * pitch
+            for k in range(0, pitch, 8):
+                copy(f, to + j * pitch + k, of + k)
 
     def c(self, writer, row, n):
         out, c, x = writer.buffer(row), row.channels, writer.at[row.inputs[0]]

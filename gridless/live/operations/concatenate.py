@@ -25,15 +25,14 @@ class Concatenate(Operation):
     def lower(self, lowered, row, entry):
         at, entries = 0, []
         for name in row.inputs:
-            end, made = lowered.values[name]["c"], lowered.entry(row, name)
-            # Cells that any of the inputs differs in.
-            mask = made["mask"] if entries else made["a_mask"]
-            entries.append(made | {"first": 0, "last": end, "number": at, "b_mask": mask})
+            end, entry = lowered.values[name]["c"], lowered.entry(row, name)
+            # A cell differs where any of the inputs differs.
+            mask = entry["mask"] if entries else entry["a_mask"]
+            entries.append(entry | {"first": 0, "last": end, "number": at, "b_mask": mask})
             at += end
         return entries
 
-    def body(self):
-        return copy_channels()
+    body = staticmethod(copy_channels)
 
     def c(self, writer, row, n):
         out, at, lines = writer.buffer(row), 0, [f"for (i = 0; i < {n}; i++) {{"]

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from gridless.live.operation import Operation
+from gridless.live.table import A_PITCH, CELLS, PITCH, STEPS, VALUE, A, C
 from gridless.live.values import Unknown
 from gridless.nn.events import VoxelMean
 
@@ -25,22 +26,17 @@ class Flatten(Operation):
         value = lowered.values[row.inputs[0]]
         return [entry | {"steps": value["c"], "cells": value["cells"]}]
 
-    def body(self):
-        from gridless.live.table import A_PITCH, CELLS, PITCH, STEPS, VALUE, A, C
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        to, steps = i[r + VALUE], i[r + STEPS]
+        for cell in range(i[r + CELLS]):
+            for k in range(steps):
+                f[to + cell * steps + k] = f[i[r + A] + cell * i[r + A_PITCH] + k]
+        for k in range(i[r + C], i[r + PITCH]):
+            f[to + k] = 0.0
 
-        def body(i, f, d, r, s, first, n, lane):
-            to, steps = i[r + VALUE], i[r + STEPS]
-            for cell in range(i[r + CELLS]):
-                for k in range(steps):
-                    f[to + cell * steps + k] = f[i[r + A] + cell * i[r + A_PITCH] + k]
-            for k in range(i[r + C], i[r + PITCH]):
-                f[to + k] = 0.0
-
-        return body
-
-    def answer(self):
-        # A vector has no cells that differ.
-        return self.body()
+    # A vector has no mask of cells.
+    answer = body
 
     def c(self, writer, row, n):
         # Cells lie side by side already.

@@ -1,4 +1,4 @@
-"""(H, W, C): one frame of a grid of voxels, where it lies."""
+"""(H, W, C): one frame of a grid of voxels, not copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gridless.live.rows import Row
 from gridless.nn.events import VoxelMean
 
 
-class Frame(Operation):
+class GridFrame(Operation):
     name = "frame"
     functions = ("getitem",)
     is_part = True
@@ -26,11 +26,9 @@ class Frame(Operation):
         cells = row.settings["index"] * math.prod(row.shape[:-1])
         return cells * lowered.pitch(row.channels), cells
 
-    def body(self):
-        def body(i, f, d, r, s, first, n, lane):
-            return
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        return
 
     def c(self, writer, row, n):
         skipped = row.settings["index"] * row.cells * row.channels

@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 
 from gridless.live.operation import Sink
+from gridless.live.panels import places
+from gridless.live.table import PITCH, TRACE, VALUE
 from gridless.live.values import array_of
-from gridless.nn.events import Last as LastLayer
+from gridless.nn.events import Last
 
 
-class Last(Sink):
+class LastValue(Sink):
     name = "last"
-    modules = (LastLayer,)
+    modules = (Last,)
     is_newest = True
 
-    def module(self, r: Any, layer: LastLayer, x: Any, geometry: Any, memory: Any = None, before: Any = None):  # type: ignore[override]
+    def module(self, r: Any, layer: Last, x: Any, geometry: Any, memory: Any = None, before: Any = None):  # type: ignore[override]
         r.remembers(memory)
         x = r.of(x, layer.stream)
         first = np.zeros(x.channels, np.float32) if before is None else array_of(before)
@@ -28,26 +30,17 @@ class Last(Sink):
         lowered.before.append((place, before))
         return {"trace": place}
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.table import PITCH, TRACE
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        pitch = i[r + PITCH]
+        _, a, _ = places(i, r, first)
+        for k in range(pitch):
+            f[i[r + TRACE] + k] = f[a + (n - 1) * pitch + k]
 
-        def body(i, f, d, r, s, first, n, lane):
-            pitch = i[r + PITCH]
-            _, a, _ = places(i, r, first)
-            for k in range(pitch):
-                f[i[r + TRACE] + k] = f[a + (n - 1) * pitch + k]
-
-        return body
-
-    def answer(self):
-        from gridless.live.table import PITCH, TRACE, VALUE
-
-        def answer(i, f, d, r, s, first, n, lane):
-            for k in range(i[r + PITCH]):
-                f[i[r + VALUE] + k] = f[i[r + TRACE] + k]
-
-        return answer
+    @staticmethod
+    def answer(i, f, d, r, s, first, n, lane):
+        for k in range(i[r + PITCH]):
+            f[i[r + VALUE] + k] = f[i[r + TRACE] + k]
 
     def c_take(self, writer, row):
         x, c = writer.at[row.inputs[0]], row.channels
@@ -61,5 +54,5 @@ class Last(Sink):
         return []
 
     def example(self, net):
-        net.part = LastLayer(net.stream)
+        net.part = Last(net.stream)
         return lambda x, geometry, memory: net.part(x, geometry, memory)

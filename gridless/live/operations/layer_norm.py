@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from gridless.live.operation import Operation
+from gridless.live.panels import places
+from gridless.live.table import PITCH, SCALE, SHIFT, WEIGHT, C
 from gridless.live.values import Unknown, array_of
 
 
@@ -34,31 +37,24 @@ class LayerNorm(Operation):
         entry["weight"] = lowered.flat.add("weight", [row.settings["eps"]])
         return [entry]
 
-    def body(self):
-        import math
-
-        from gridless.live.panels import places
-        from gridless.live.table import PITCH, SCALE, SHIFT, WEIGHT, C
-
-        def body(i, f, d, r, s, first, n, lane):
-            c, pitch, scale, shift, eps = i[r + C], i[r + PITCH], i[r + SCALE], i[r + SHIFT], f[i[r + WEIGHT]]
-            to, a, _ = places(i, r, first)
-            for _ in range(n):
-                mean, var = 0.0, 0.0
-                for k in range(c):
-                    mean += f[a + k]
-                mean /= c
-                for k in range(c):
-                    var += (f[a + k] - mean) ** 2
-                share = 1 / math.sqrt(var / c + eps)
-                for k in range(c):
-                    f[to + k] = np.float32((f[a + k] - mean) * share) * f[scale + k] + f[shift + k]
-                for k in range(c, pitch):
-                    f[to + k] = 0.0
-                to += pitch
-                a += pitch
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        c, pitch, scale, shift, eps = i[r + C], i[r + PITCH], i[r + SCALE], i[r + SHIFT], f[i[r + WEIGHT]]
+        to, a, _ = places(i, r, first)
+        for _ in range(n):
+            mean, var = 0.0, 0.0
+            for k in range(c):
+                mean += f[a + k]
+            mean /= c
+            for k in range(c):
+                var += (f[a + k] - mean) ** 2
+            share = 1 / math.sqrt(var / c + eps)
+            for k in range(c):
+                f[to + k] = np.float32((f[a + k] - mean) * share) * f[scale + k] + f[shift + k]
+            for k in range(c, pitch):
+                f[to + k] = 0.0
+            to += pitch
+            a += pitch
 
     c_functions = """INLINE void layer_norm(float *restrict out, const float *restrict x, int rows, int channels,
                        const float *scale, const float *shift, double eps) {

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from gridless.live.operation import Sink, own_fields
 from gridless.live.operations.polarity import polarity
+from gridless.live.table import CELLS, CLOCK, FIRST, MASK, PITCH, S_EVENT, STEPS, SUM, TIME, VALUE, C
 from gridless.nn.events import LEFT, LeakyCount
+
+(RATE,) = own_fields(1)
 
 
 class LeakyCounts(Sink):
@@ -39,49 +43,33 @@ class LeakyCounts(Sink):
         memory |= {"first": row.shape[2], "steps": row.settings["size"]}
         return memory | {"rate": flat.add("weight", row.constants["rate"])}
 
-    def body(self):
-        import math
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        c = i[r + C]
+        for j in range(n):
+            event = i[s + S_EVENT] + 4 * (first + j)
+            cell = i[event + 1] // i[r + STEPS] * i[r + FIRST] + i[event] // i[r + STEPS]
+            clock, total = i[r + CLOCK] + cell, i[r + SUM] + cell * c
+            for k in range(c // 2):
+                left = math.exp(-float(f[i[r + RATE] + k]) * (i[event + 2] - i[clock])) if i[clock] >= 0 else 0.0
+                d[total + k] *= left
+                d[total + c // 2 + k] *= left
+                d[total + i[event + 3] * (c // 2) + k] += 1.0
+            i[clock] = i[event + 2]
 
-        from gridless.live.table import CLOCK, FIRST, S_EVENT, STEPS, SUM, C
-
-        (RATE,) = own_fields(1)
-
-        def body(i, f, d, r, s, first, n, lane):
-            c = i[r + C]
-            for j in range(n):
-                event = i[s + S_EVENT] + 4 * (first + j)
-                cell = i[event + 1] // i[r + STEPS] * i[r + FIRST] + i[event] // i[r + STEPS]
-                clock, total = i[r + CLOCK] + cell, i[r + SUM] + cell * c
+    @staticmethod
+    def answer(i, f, d, r, s, first, n, lane):
+        c, pitch, to = i[r + C], i[r + PITCH], i[r + VALUE]
+        for cell in range(i[r + CELLS]):
+            clock, total = i[i[r + CLOCK] + cell], i[r + SUM] + cell * c
+            i[i[r + MASK] + cell] = clock >= 0
+            for k in range(pitch):
+                f[to + cell * pitch + k] = 0.0
+            if clock >= 0:
                 for k in range(c // 2):
-                    left = math.exp(-float(f[i[r + RATE] + k]) * (i[event + 2] - i[clock])) if i[clock] >= 0 else 0.0
-                    d[total + k] *= left
-                    d[total + c // 2 + k] *= left
-                    d[total + i[event + 3] * (c // 2) + k] += 1.0
-                i[clock] = i[event + 2]
-
-        return body
-
-    def answer(self):
-        import math
-
-        from gridless.live.table import CELLS, CLOCK, MASK, PITCH, SUM, TIME, VALUE, C
-
-        (RATE,) = own_fields(1)
-
-        def answer(i, f, d, r, s, first, n, lane):
-            c, pitch, to = i[r + C], i[r + PITCH], i[r + VALUE]
-            for cell in range(i[r + CELLS]):
-                clock, total = i[i[r + CLOCK] + cell], i[r + SUM] + cell * c
-                i[i[r + MASK] + cell] = clock >= 0
-                for k in range(pitch):
-                    f[to + cell * pitch + k] = 0.0
-                if clock >= 0:
-                    for k in range(c // 2):
-                        left = math.exp(-float(f[i[r + RATE] + k]) * (i[TIME] - clock))
-                        f[to + cell * pitch + k] = d[total + k] * left
-                        f[to + cell * pitch + c // 2 + k] = d[total + c // 2 + k] * left
-
-        return answer
+                    left = math.exp(-float(f[i[r + RATE] + k]) * (i[TIME] - clock))
+                    f[to + cell * pitch + k] = d[total + k] * left
+                    f[to + cell * pitch + c // 2 + k] = d[total + c // 2 + k] * left
 
     def c_take(self, writer, row):
         c, k, columns = row.channels, writer.index[row.name], row.shape[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from gridless.live.operations.softmax import Softmax
+from gridless.live.operations.softmax import Softmax, softmax_body
 
 
 class LogSoftmax(Softmax):
@@ -12,3 +12,4 @@ class LogSoftmax(Softmax):
     modules = (nn.LogSoftmax,)
     functions = ("log_softmax",)
     logarithm = True
+    body = staticmethod(softmax_body(logarithm=True))

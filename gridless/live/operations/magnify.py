@@ -6,9 +6,12 @@ the ratio of its sides. Values between cells are linear, outside they are 0.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gridless.live.operation import Operation
+from gridless.live.table import A_MASK, A_PITCH, FIRST, LAST, MASK, PITCH, VALUE, WEIGHT, A, C
 from gridless.nn.events import LeakyCount
 
 
@@ -20,46 +23,39 @@ class Magnify(Operation):
         least = lowered.flat.add("weight", [row.settings["least"]])
         return [entry | {"weight": least, "first": row.shape[2], "last": row.shape[1]}]
 
-    def body(self):
-        import math
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        c, pitch, a_pitch, wide, high = i[r + C], i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST]
+        least, left, right, top, bottom = f[i[r + WEIGHT]], wide, -1, high, -1
+        for cell in range(wide * high):
+            held = False
+            for k in range(c):
+                held |= f[i[r + A] + cell * a_pitch + k] >= least
+            if held:
+                x, y = cell % wide, cell // wide
+                left, right, top, bottom = min(left, x), max(right, x), min(top, y), max(bottom, y)
+        if right < 0:
+            left, right, top, bottom = 0, wide - 1, 0, high - 1
+        share = max((right - left + 1) / wide, (bottom - top + 1) / high)
+        for cell in range(wide * high):
+            x = 0.5 * (left + right) + share * (cell % wide - 0.5 * (wide - 1))
+            y = 0.5 * (top + bottom) + share * (cell // wide - 0.5 * (high - 1))
+            column, line = math.floor(x), math.floor(y)
+            to, seen = i[r + VALUE] + cell * pitch, 0
+            for k in range(pitch):
+                f[to + k] = 0.0
+            for k in range(c):
+                total = 0.0
+                for v in range(max(line, 0), min(line + 2, high)):
+                    for u in range(max(column, 0), min(column + 2, wide)):
+                        at = v * wide + u
+                        seen |= i[i[r + A_MASK] + at]
+                        total += f[i[r + A] + at * a_pitch + k] * ((1 - abs(x - u)) * (1 - abs(y - v)))
+                f[to + k] = np.float32(total)
+            i[i[r + MASK] + cell] = seen
 
-        from gridless.live.table import A_MASK, A_PITCH, FIRST, LAST, MASK, PITCH, VALUE, WEIGHT, A, C
-
-        def body(i, f, d, r, s, first, n, lane):
-            c, pitch, a_pitch, wide, high = i[r + C], i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST]
-            least, left, right, top, bottom = f[i[r + WEIGHT]], wide, -1, high, -1
-            for cell in range(wide * high):
-                held = False
-                for k in range(c):
-                    held |= f[i[r + A] + cell * a_pitch + k] >= least
-                if held:
-                    x, y = cell % wide, cell // wide
-                    left, right, top, bottom = min(left, x), max(right, x), min(top, y), max(bottom, y)
-            if right < 0:
-                left, right, top, bottom = 0, wide - 1, 0, high - 1
-            share = max((right - left + 1) / wide, (bottom - top + 1) / high)
-            for cell in range(wide * high):
-                x = 0.5 * (left + right) + share * (cell % wide - 0.5 * (wide - 1))
-                y = 0.5 * (top + bottom) + share * (cell // wide - 0.5 * (high - 1))
-                column, line = math.floor(x), math.floor(y)
-                to, seen = i[r + VALUE] + cell * pitch, 0
-                for k in range(pitch):
-                    f[to + k] = 0.0
-                for k in range(c):
-                    total = 0.0
-                    for v in range(max(line, 0), min(line + 2, high)):
-                        for u in range(max(column, 0), min(column + 2, wide)):
-                            at = v * wide + u
-                            seen |= i[i[r + A_MASK] + at]
-                            total += f[i[r + A] + at * a_pitch + k] * ((1 - abs(x - u)) * (1 - abs(y - v)))
-                    f[to + k] = np.float32(total)
-                i[i[r + MASK] + cell] = seen
-
-        return body
-
-    def answer(self):
-        # It says for itself which cells differ.
-        return self.body()
+    # The body itself sets which cells differ.
+    answer = body
 
     c_functions = """APART void magnify(float *restrict to, const float *restrict grid, int height, int width,
                    int channels, float least) {

@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 
 from gridless.live.operation import Operation, own_fields
+from gridless.live.panels import places
+from gridless.live.simd import decays, mean
+from gridless.live.table import CLOCK, PITCH, S_EVENT, SUM, C
 from gridless.live.values import array_of
 from gridless.nn.events import LeakyMean
+
+RATE, FACTOR = own_fields(2)
 
 
 class Mean(Operation):
     name = "mean"
     modules = (LeakyMean,)
-    # In `f`: the rate, and room for decays.
+    # Both in `f`: the rate, and room for decays.
     fields = ("rate", "factor")
 
     def module(self, r: Any, layer: LeakyMean, x: Any, geometry: Any, memory: Any = None):  # type: ignore[override]
@@ -33,36 +38,28 @@ class Mean(Operation):
         entry |= {"rate": flat.add("weight", row.constants["rate"]), "factor": flat.room("work", 8)}
         return [entry | {"clock": lowered.clock(1), "sum": flat.room("sum", row.channels + 1)}]
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.simd import decays, mean
-        from gridless.live.table import CLOCK, PITCH, S_EVENT, SUM, C
-
-        RATE, FACTOR = own_fields(2)
-
-        def body(i, f, d, r, s, first, n, lane):
-            c, pitch, total, clock, factor = i[r + C], i[r + PITCH], i[r + SUM], i[r + CLOCK], i[r + FACTOR]
-            to, a, _ = places(i, r, first)
-            for j in range(n):
-                t = i[i[s + S_EVENT] + 4 * (first + j) + 2]
-                left = 0.0
-                if i[clock] >= 0:
-                    decays(4, f, factor, f, i[r + RATE], np.float32(t - i[clock]))
-                    left = float(f[factor])
-                i[clock] = t
-                # The weight of the sums is behind them.
-                d[total + c] = d[total + c] * left + 1.0
-                share = 1.0 / d[total + c]
-                whole = c // 8 * 8
-                for k in range(0, whole, 8):
-                    mean(f, to + j * pitch + k, a + j * pitch + k, d, total + k, left, share)
-                for k in range(whole, c):
-                    d[total + k] = d[total + k] * left + f[a + j * pitch + k]
-                    f[to + j * pitch + k] = np.float32(d[total + k] * share)
-                for k in range(c, pitch):
-                    f[to + j * pitch + k] = 0.0
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        c, pitch, total, clock, factor = i[r + C], i[r + PITCH], i[r + SUM], i[r + CLOCK], i[r + FACTOR]
+        to, a, _ = places(i, r, first)
+        for j in range(n):
+            t = i[i[s + S_EVENT] + 4 * (first + j) + 2]
+            left = 0.0
+            if i[clock] >= 0:
+                decays(4, f, factor, i[r + RATE], np.float32(t - i[clock]))
+                left = float(f[factor])
+            i[clock] = t
+            # The sum of the weights follows the sums.
+            d[total + c] = d[total + c] * left + 1.0
+            share = 1.0 / d[total + c]
+            whole = c // 8 * 8
+            for k in range(0, whole, 8):
+                mean(f, to + j * pitch + k, a + j * pitch + k, d, total + k, left, share)
+            for k in range(whole, c):
+                d[total + k] = d[total + k] * left + f[a + j * pitch + k]
+                f[to + j * pitch + k] = np.float32(d[total + k] * share)
+            for k in range(c, pitch):
+                f[to + j * pitch + k] = 0.0
 
     def c(self, writer, row, n):
         x, out, c, k = writer.at[row.inputs[0]], writer.buffer(row), row.channels, writer.index[row.name]

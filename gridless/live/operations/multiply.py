@@ -7,10 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
+from gridless.live import simd
 from gridless.live.operation import Operation
 from gridless.live.operations.add import both, whole
+from gridless.live.panels import places
 from gridless.live.rows import Row
-from gridless.live.values import PixelIndex, Unknown
+from gridless.live.table import PITCH
+from gridless.live.values import PixelIndex
 
 
 def multiply(r: Any, a: Any, b: Any) -> Any:
@@ -21,9 +24,9 @@ def multiply(r: Any, a: Any, b: Any) -> Any:
     return both(r, "multiply", a, b)
 
 
-def divide(r: Any, a: Any, b: Any) -> Row:
+def divide(r: Any, a: Any, b: Any) -> Any:
     if isinstance(b, Row):
-        raise Unknown(f"{r.name} (a division by a value)")
+        return NotImplemented
     # Torch divides by 0, Python does not.
     return both(r, "multiply", a, 1 / b if isinstance(b, Tensor) or b else math.copysign(math.inf, b))
 
@@ -39,17 +42,11 @@ class Multiply(Operation):
     def multiply_adds(self, row):
         return row.cells * row.channels, 0
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.simd import multiply
-        from gridless.live.table import PITCH
-
-        def body(i, f, d, r, s, first, n, lane):
-            to, a, b = places(i, r, first)
-            for k in range(0, n * i[r + PITCH], 8):
-                multiply(f, to + k, a + k, b + k)
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        to, a, b = places(i, r, first)
+        for k in range(0, n * i[r + PITCH], 8):
+            simd.multiply(f, to + k, a + k, b + k)
 
     def c(self, writer, row, n):
         (a, b), out = (writer.at[name] for name in row.inputs), writer.buffer(row)

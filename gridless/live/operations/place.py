@@ -1,4 +1,4 @@
-"""The row of a table that the pixel of an event has."""
+"""The row of a table for the pixel of an event."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from gridless.live.operation import Operation
+from gridless.live.panels import places
+from gridless.live.simd import copy
+from gridless.live.table import PITCH, S_EVENT, S_WIDTH, WEIGHT
 from gridless.live.values import PixelIndex, Unknown, array_of
 
 
@@ -25,7 +28,7 @@ def embedding(r: Any, index: Any, weight: Any, padding_idx: Any = None, max_norm
     return r.add(r.name, "place", index.stream.name, (), table.shape[1:], table=table)
 
 
-class Place(Operation):
+class PixelTable(Operation):
     name = "place"
     modules = (nn.Embedding,)
     functions = {
@@ -44,21 +47,15 @@ class Place(Operation):
         table = row.constants["table"]
         return [entry | {"weight": lowered.flat.add("weight", lowered.fill(table, len(table), entry["pitch"]))}]
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.simd import copy
-        from gridless.live.table import PITCH, S_EVENT, S_WIDTH, WEIGHT
-
-        def body(i, f, d, r, s, first, n, lane):
-            pitch = i[r + PITCH]
-            to, _, _ = places(i, r, first)
-            for j in range(n):
-                event = i[s + S_EVENT] + 4 * (first + j)
-                of = i[r + WEIGHT] + (i[event + 1] * i[s + S_WIDTH] + i[event]) * pitch
-                for k in range(0, pitch, 8):
-                    copy(f, to + j * pitch + k, of + k)
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        pitch = i[r + PITCH]
+        to, _, _ = places(i, r, first)
+        for j in range(n):
+            event = i[s + S_EVENT] + 4 * (first + j)
+            of = i[r + WEIGHT] + (i[event + 1] * i[s + S_WIDTH] + i[event]) * pitch
+            for k in range(0, pitch, 8):
+                copy(f, to + j * pitch + k, of + k)
 
     def c(self, writer, row, n):
         out, c, table = writer.buffer(row), row.channels, writer.constant(row.constants["table"])

@@ -7,16 +7,18 @@ from typing import Any
 from torch import nn
 
 from gridless.live.operation import Operation
-from gridless.live.rows import Row, Stream
+from gridless.live.panels import places
+from gridless.live.rows import EventStream, Row
+from gridless.live.table import PITCH, S_EVENT
 from gridless.live.values import Unknown
 
 
-def polarity(r: Any, stream: Stream) -> Row:
-    """The polarities of a stream, one row for a network."""
+def polarity(r: Any, stream: EventStream) -> Row:
+    """The row of the polarities; a network has one."""
     if stream.source is not None:
         raise Unknown(f"{r.name} sees the polarity of {stream.name}, which only the camera's events have; this")
-    known = [row for row in r.rows.values() if row.operation == "polarity"]
-    return known[0] if known else r.add("polarity", "polarity", stream.name, (), (2,))
+    rows = [row for row in r.rows.values() if row.operation == "polarity"]
+    return rows[0] if rows else r.add("polarity", "polarity", stream.name, (), (2,))
 
 
 class Polarity(Operation):
@@ -24,20 +26,15 @@ class Polarity(Operation):
     functions = {"polarity_features": lambda r, events, *args, **named: polarity(r, events.stream)}
     in_events = is_part = True
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.table import PITCH, S_EVENT
-
-        def body(i, f, d, r, s, first, n, lane):
-            pitch = i[r + PITCH]
-            to, _, _ = places(i, r, first)
-            for j in range(n):
-                on = i[i[s + S_EVENT] + 4 * (first + j) + 3]
-                for k in range(pitch):
-                    f[to + j * pitch + k] = 0.0
-                f[to + j * pitch + on] = 1.0
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        pitch = i[r + PITCH]
+        to, _, _ = places(i, r, first)
+        for j in range(n):
+            on = i[i[s + S_EVENT] + 4 * (first + j) + 3]
+            for k in range(pitch):
+                f[to + j * pitch + k] = 0.0
+            f[to + j * pitch + on] = 1.0
 
     def c(self, writer, row, n):
         out = writer.buffer(row)

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from gridless.live.operation import Sink
+from gridless.live.panels import places
+from gridless.live.table import A_PITCH, CLOCK, NUMBER, PITCH, SUM, VALUE, C
 from gridless.nn.pool import MaxPool, MeanPool
 
 
@@ -17,7 +19,7 @@ def pool(r: Any, layer: Any, x: Any, geometry: Any, memory: Any = None) -> Any:
     return r.add(r.name, "pool", None, (x,), x.shape, {"kind": kind}, 4 * x.channels + 8)
 
 
-class Pool(Sink):
+class PooledValue(Sink):
     name = "pool"
     modules = {MeanPool: pool, MaxPool: pool}
 
@@ -29,33 +31,24 @@ class Pool(Sink):
         memory = {"clock": flat.room("clock", 1), "sum": flat.room("sum", row.channels)}
         return memory | {"number": int(row.settings["kind"] == "max")}
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.table import A_PITCH, CLOCK, NUMBER, SUM, C
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        c, pitch, total, count = i[r + C], i[r + A_PITCH], i[r + SUM], i[r + CLOCK]
+        _, a, _ = places(i, r, first)
+        for j in range(n):
+            for k in range(c):
+                x = float(f[a + j * pitch + k])
+                if i[r + NUMBER]:
+                    d[total + k] = max(d[total + k], x) if i[count] else x
+                else:
+                    d[total + k] += x
+            i[count] += 1
 
-        def body(i, f, d, r, s, first, n, lane):
-            c, pitch, total, count = i[r + C], i[r + A_PITCH], i[r + SUM], i[r + CLOCK]
-            _, a, _ = places(i, r, first)
-            for j in range(n):
-                for k in range(c):
-                    x = float(f[a + j * pitch + k])
-                    if i[r + NUMBER]:
-                        d[total + k] = max(d[total + k], x) if i[count] else x
-                    else:
-                        d[total + k] += x
-                i[count] += 1
-
-        return body
-
-    def answer(self):
-        from gridless.live.table import CLOCK, NUMBER, PITCH, SUM, VALUE, C
-
-        def answer(i, f, d, r, s, first, n, lane):
-            share = 1.0 if i[r + NUMBER] else 1.0 / max(i[i[r + CLOCK]], 1)
-            for k in range(i[r + PITCH]):
-                f[i[r + VALUE] + k] = np.float32(d[i[r + SUM] + k] * share) if k < i[r + C] else np.float32(0.0)
-
-        return answer
+    @staticmethod
+    def answer(i, f, d, r, s, first, n, lane):
+        share = 1.0 if i[r + NUMBER] else 1.0 / max(i[i[r + CLOCK]], 1)
+        for k in range(i[r + PITCH]):
+            f[i[r + VALUE] + k] = np.float32(d[i[r + SUM] + k] * share) if k < i[r + C] else np.float32(0.0)
 
     def c_take(self, writer, row):
         x, c, k = writer.at[row.inputs[0]], row.channels, writer.index[row.name]

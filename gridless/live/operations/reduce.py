@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gridless.live.operation import Operation
+from gridless.live.table import CELLS, NUMBER, PITCH, VALUE, A, C
 from gridless.live.values import Unknown
 from gridless.nn.events import VoxelMean
 
@@ -30,30 +31,25 @@ class Reduce(Operation):
         is_max = int(row.settings["kind"] == "max")
         return [entry | {"cells": lowered.values[row.inputs[0]]["cells"], "number": is_max}]
 
-    def body(self):
-        from gridless.live.table import CELLS, NUMBER, PITCH, VALUE, A, C
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        c, pitch, to, a, cells = i[r + C], i[r + PITCH], i[r + VALUE], i[r + A], i[r + CELLS]
+        for k in range(pitch):
+            f[to + k] = 0.0
+        for k in range(c):
+            if i[r + NUMBER]:
+                most = f[a + k]
+                for cell in range(1, cells):
+                    most = max(most, f[a + cell * pitch + k])
+                f[to + k] = most
+            else:
+                total = 0.0
+                for cell in range(cells):
+                    total += f[a + cell * pitch + k]
+                f[to + k] = np.float32(total / cells)
 
-        def body(i, f, d, r, s, first, n, lane):
-            c, pitch, to, a, cells = i[r + C], i[r + PITCH], i[r + VALUE], i[r + A], i[r + CELLS]
-            for k in range(pitch):
-                f[to + k] = 0.0
-            for k in range(c):
-                if i[r + NUMBER]:
-                    most = f[a + k]
-                    for cell in range(1, cells):
-                        most = max(most, f[a + cell * pitch + k])
-                    f[to + k] = most
-                else:
-                    total = 0.0
-                    for cell in range(cells):
-                        total += f[a + cell * pitch + k]
-                    f[to + k] = np.float32(total / cells)
-
-        return body
-
-    def answer(self):
-        # A vector has no cells that differ.
-        return self.body()
+    # A vector has no mask of cells.
+    answer = body
 
     def c(self, writer, row, n):
         x, out, c = writer.at[row.inputs[0]], writer.buffer(row), row.channels

@@ -1,10 +1,13 @@
-"""x, or 0 where x < 0, of each element. What is not a number stays so."""
+"""x, or 0 where x < 0, of each element. NaN stays NaN."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from gridless.live.operation import Elementwise
+from gridless.live.panels import places
+from gridless.live.simd import relu
+from gridless.live.table import PITCH
 
 
 class Relu(Elementwise):
@@ -13,14 +16,8 @@ class Relu(Elementwise):
     functions = ("relu", "relu_")
     expression = "x > 0.0f ? x : 0.0f"
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.simd import relu
-        from gridless.live.table import PITCH
-
-        def body(i, f, d, r, s, first, n, lane):
-            to, a, _ = places(i, r, first)
-            for k in range(0, n * i[r + PITCH], 8):
-                relu(f, to + k, a + k)
-
-        return body
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        to, a, _ = places(i, r, first)
+        for k in range(0, n * i[r + PITCH], 8):
+            relu(f, to + k, a + k)

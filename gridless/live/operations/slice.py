@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from gridless.live.operation import Body, Operation
+from gridless.live.operation import Operation
+from gridless.live.panels import places
 from gridless.live.rows import Row
+from gridless.live.simd import copy
+from gridless.live.table import A_PITCH, FIRST, LAST, NUMBER, PITCH, C
 from gridless.live.values import Unknown
 
 
@@ -42,26 +45,19 @@ def chunk(r: Any, x: Any, chunks: int, dim: int = 0) -> list[Row]:
     return split(r, x, -(-r.value(x).channels // chunks), dim)
 
 
-def copy_channels() -> Body:
-    """The body that copies channels first to last of the input to those from `number` on, with zeros after all."""
-    from gridless.live.panels import places
-    from gridless.live.simd import copy
-    from gridless.live.table import A_PITCH, FIRST, LAST, NUMBER, PITCH, C
-
-    def body(i, f, d, r, s, first, n, lane):
-        pitch, a_pitch, begin, last, at = i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST], i[r + NUMBER]
-        end, whole = at + last - begin, (last - begin) // 8 * 8
-        to, a, _ = places(i, r, first)
-        for j in range(n):
-            for k in range(0, whole, 8):
-                copy(f, to + j * pitch + at + k, a + j * a_pitch + begin + k)
-            for k in range(whole, last - begin):
-                f[to + j * pitch + at + k] = f[a + j * a_pitch + begin + k]
-            if end == i[r + C]:
-                for k in range(end, pitch):
-                    f[to + j * pitch + k] = 0.0
-
-    return body
+def copy_channels(i, f, d, r, s, first, n, lane):
+    """Copy channels first to last of the input to those from `number` on, with zeros after all."""
+    pitch, a_pitch, begin, last, at = i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST], i[r + NUMBER]
+    end, whole = at + last - begin, (last - begin) // 8 * 8
+    to, a, _ = places(i, r, first)
+    for j in range(n):
+        for k in range(0, whole, 8):
+            copy(f, to + j * pitch + at + k, a + j * a_pitch + begin + k)
+        for k in range(whole, last - begin):
+            f[to + j * pitch + at + k] = f[a + j * a_pitch + begin + k]
+        if end == i[r + C]:
+            for k in range(end, pitch):
+                f[to + j * pitch + k] = 0.0
 
 
 class Slice(Operation):
@@ -72,8 +68,7 @@ class Slice(Operation):
     def lower(self, lowered, row, entry):
         return [entry | {"first": row.settings["begin"], "last": row.settings["end"]}]
 
-    def body(self):
-        return copy_channels()
+    body = staticmethod(copy_channels)
 
     def c(self, writer, row, n):
         x, out, c = writer.at[row.inputs[0]], writer.buffer(row), row.channels

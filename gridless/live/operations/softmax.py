@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from gridless.live.operation import Operation
+from gridless.live.operation import Body, Operation
+from gridless.live.panels import places
+from gridless.live.table import PITCH, C
 from gridless.live.values import Unknown
+
+
+def softmax_body(logarithm: bool) -> Body:
+    """The body of softmax, or of its logarithm."""
+
+    def body(i, f, d, r, s, first, n, lane):
+        c, pitch = i[r + C], i[r + PITCH]
+        to, a, _ = places(i, r, first)
+        for _ in range(n):
+            most, total = f[a], 0.0
+            for k in range(c):
+                most = max(most, f[a + k])
+            for k in range(c):
+                total += math.exp(f[a + k] - most)
+            for k in range(c):
+                x = float(f[a + k] - most)
+                f[to + k] = np.float32(x - math.log(total)) if logarithm else np.float32(math.exp(x) / total)
+            for k in range(c, pitch):
+                f[to + k] = 0.0
+            to += pitch
+            a += pitch
+
+    return body
 
 
 class Softmax(Operation):
@@ -26,32 +52,7 @@ class Softmax(Operation):
             raise Unknown(f"{r.name} ({self.name} along axis {dim}, not over channels)")
         return r.same(x, self.name)
 
-    def body(self):
-        import math
-
-        from gridless.live.panels import places
-        from gridless.live.table import PITCH, C
-
-        logarithm = self.logarithm
-
-        def body(i, f, d, r, s, first, n, lane):
-            c, pitch = i[r + C], i[r + PITCH]
-            to, a, _ = places(i, r, first)
-            for _ in range(n):
-                most, total = f[a], 0.0
-                for k in range(c):
-                    most = max(most, f[a + k])
-                for k in range(c):
-                    total += math.exp(f[a + k] - most)
-                for k in range(c):
-                    x = float(f[a + k] - most)
-                    f[to + k] = np.float32(x - math.log(total)) if logarithm else np.float32(math.exp(x) / total)
-                for k in range(c, pitch):
-                    f[to + k] = 0.0
-                to += pitch
-                a += pitch
-
-        return body
+    body = staticmethod(softmax_body(logarithm=False))
 
     c_functions = """INLINE void softmax(float *restrict out, const float *restrict x, int rows, int channels, int logarithm) {
     int i, c;

@@ -7,6 +7,23 @@ from typing import Any
 import numpy as np
 
 from gridless.live.operation import Sink
+from gridless.live.panels import places
+from gridless.live.table import (
+    A_PITCH,
+    CELLS,
+    CLOCK,
+    DURATION,
+    MASK,
+    NUMBER,
+    PITCH,
+    S_EVENT,
+    S_HEIGHT,
+    S_WIDTH,
+    START,
+    SUM,
+    VALUE,
+    C,
+)  # fmt: skip
 from gridless.live.values import WAITS
 from gridless.nn.events import VoxelMean
 
@@ -34,61 +51,37 @@ class Voxel(Sink):
         memory = {"clock": flat.room("clock", row.cells), "sum": flat.room("sum", row.cells * row.channels)}
         return memory | {"number": row.settings["frames"]}
 
-    def body(self):
-        from gridless.live.panels import places
-        from gridless.live.table import (
-            A_PITCH,
-            CLOCK,
-            DURATION,
-            NUMBER,
-            S_EVENT,
-            S_HEIGHT,
-            S_WIDTH,
-            START,
-            SUM,
-            C,
-        )  # fmt: skip
+    @staticmethod
+    def body(i, f, d, r, s, first, n, lane):
+        # The loop cuts packets at the ends of windows, so all events are inside this one.
+        c, pitch, total, count = i[r + C], i[r + A_PITCH], i[r + SUM], i[r + CLOCK]
+        _, a, _ = places(i, r, first)
+        for j in range(n):
+            event = i[s + S_EVENT] + 4 * (first + j)
+            frame = i[r + NUMBER] * (i[event + 2] - i[START]) // i[DURATION]
+            cell = (frame * i[s + S_HEIGHT] + i[event + 1]) * i[s + S_WIDTH] + i[event]
+            i[count + cell] += 1
+            for k in range(c):
+                d[total + cell * c + k] += f[a + j * pitch + k]
 
-        def body(i, f, d, r, s, first, n, lane):
-            # Windows are cut before their events come here, so that all are inside.
-            c, pitch, total, count = i[r + C], i[r + A_PITCH], i[r + SUM], i[r + CLOCK]
-            _, a, _ = places(i, r, first)
-            for j in range(n):
-                event = i[s + S_EVENT] + 4 * (first + j)
-                frame = i[r + NUMBER] * (i[event + 2] - i[START]) // i[DURATION]
-                cell = (frame * i[s + S_HEIGHT] + i[event + 1]) * i[s + S_WIDTH] + i[event]
-                i[count + cell] += 1
-                for k in range(c):
-                    d[total + cell * c + k] += f[a + j * pitch + k]
+    @staticmethod
+    def answer(i, f, d, r, s, first, n, lane):
+        c, pitch, to = i[r + C], i[r + PITCH], i[r + VALUE]
+        for cell in range(i[r + CELLS]):
+            seen = i[i[r + CLOCK] + cell]
+            i[i[r + MASK] + cell] = seen
+            share, total = 1.0 / max(seen, 1), i[r + SUM] + cell * c
+            for k in range(pitch):
+                f[to + cell * pitch + k] = np.float32(d[total + k] * share) if k < c and seen else np.float32(0.0)
 
-        return body
-
-    def answer(self):
-        from gridless.live.table import CELLS, CLOCK, MASK, PITCH, SUM, VALUE, C
-
-        def answer(i, f, d, r, s, first, n, lane):
-            c, pitch, to = i[r + C], i[r + PITCH], i[r + VALUE]
-            for cell in range(i[r + CELLS]):
-                seen = i[i[r + CLOCK] + cell]
-                i[i[r + MASK] + cell] = seen
-                share, total = 1.0 / max(seen, 1), i[r + SUM] + cell * c
-                for k in range(pitch):
-                    f[to + cell * pitch + k] = np.float32(d[total + k] * share) if k < c and seen else np.float32(0.0)
-
-        return answer
-
-    def restart(self):
-        from gridless.live.table import CELLS, CLOCK, SUM, C
-
-        def restart(i, f, d, r, s, first, n, lane):
-            # Only what was touched is forgotten.
-            for cell in range(i[r + CELLS]):
-                if i[i[r + CLOCK] + cell]:
-                    i[i[r + CLOCK] + cell] = 0
-                    for c in range(i[r + C]):
-                        d[i[r + SUM] + cell * i[r + C] + c] = 0.0
-
-        return restart
+    @staticmethod
+    def restart(i, f, d, r, s, first, n, lane):
+        # Cells without events are 0 already.
+        for cell in range(i[r + CELLS]):
+            if i[i[r + CLOCK] + cell]:
+                i[i[r + CLOCK] + cell] = 0
+                for c in range(i[r + C]):
+                    d[i[r + SUM] + cell * i[r + C] + c] = 0.0
 
     def c_take(self, writer, row):
         x, c, k = writer.at[row.inputs[0]], row.channels, writer.index[row.name]

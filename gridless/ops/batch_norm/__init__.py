@@ -44,7 +44,7 @@ def batch_norm(
     if x.ndim != 2 or x.dtype not in FLOATS:
         raise ValueError(f"batch_norm: x must be floating point (rows, channels), not {x.dtype} {tuple(x.shape)}")
     if (weight is None) != (bias is None):
-        raise ValueError("batch_norm: give both weight and bias, or neither")
+        raise ValueError("batch_norm: weight or bias is missing. Give both or neither.")
     _check_numbers(x, ("count", count), ("the number of batches", running and running[2]))
     running_values = () if running is None else (("the running mean", running[0]), ("the running variance", running[1]))
     for name, value in (("weight", weight), ("bias", bias), *running_values):
@@ -53,7 +53,7 @@ def batch_norm(
             raise ValueError(f"batch_norm: {name} must be ({x.shape[1]},) on {x.device}, not {actual}")
     for name, value in running_values:
         if not value.is_contiguous():
-            raise ValueError(f"batch_norm: {name} is written, and must be contiguous: pass .contiguous()")
+            raise ValueError(f"batch_norm: {name} is written, and must be contiguous. Pass .contiguous().")
     if by_reference(x):
         return reference.forward(x.contiguous(), count, weight, bias, eps, before, after, running)[0]
     if not traced(x):

@@ -107,6 +107,7 @@ def _share(n, programs, ROWS: tl.constexpr):
 
 @triton.jit
 def _load(x, s, c, ok, channels, RELU: tl.constexpr, WIDE: tl.constexpr):
+    """Numbers of x in the type of the sums, after the ReLU of `before`."""
     value = tl.load(x + s.to(tl.int64) * channels + c, ok, other=0.0).to(WIDE)
     if RELU:
         value = tl.where(value < 0.0, 0.0, value)
@@ -199,6 +200,7 @@ def _apply(
     COUNTED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr, TRACK: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
+    """Normalise a share of the rows with the moments of all; the first program moves the running statistics."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     n = _real(count, rows, COUNTED)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -276,6 +278,7 @@ def _apply_backward(
     COUNTED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
+    """dx of a share of the rows from the sums of all; the first program writes d_weight and d_bias."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     n = _real(count, rows, COUNTED)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

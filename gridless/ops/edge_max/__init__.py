@@ -31,7 +31,7 @@ def edge_max(features: Tensor, edges: Edges) -> Tensor:
     if features.shape[0] != edges.num_source:
         raise ValueError(f"edge_max: the edges have {edges.num_source} sources, the features {features.shape[0]} rows")
     if features.device != edges.device:
-        raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}: put both on one device")
+        raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}. Put both on one device.")
     if by_reference(features):
         return reference.forward(features, edges.splits, edges.source)[0]
     refuse_transforms("edge_max")

@@ -32,6 +32,7 @@ def _jobs(splits: Tensor, *tensors: Tensor) -> list[tuple]:
 
 @njit(nogil=True, cache=True)
 def _max(first, last, features, splits, source, value, row):
+    """Rows first to last: the maximum of each channel over the edges, and its source."""
     for i in range(first, last):
         for e in range(splits[i], splits[i + 1]):
             j = source[e]
@@ -45,6 +46,7 @@ def _max(first, last, features, splits, source, value, row):
 
 @njit(nogil=True, cache=True)
 def _collect(first, last, grad, row, splits, source, total):
+    """Sources first to last: the sum of the gradients of the targets whose maximum each is."""
     for j in range(first, last):
         for e in range(splits[j], splits[j + 1]):
             i = source[e]

@@ -53,6 +53,7 @@ def _max(
     features, splits, source, value, row, rows, channels,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
+    """ROWS targets and BLOCK channels: the maximum over the edges, and its source."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     i, first, count, most = _rows(splits, rows, ROWS)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -79,6 +80,7 @@ def _collect(
     grad, row, splits, source, total, rows, channels,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
+    """ROWS sources and BLOCK channels: the sum of the gradients of the targets whose maximum each is."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     j, first, count, most = _rows(splits, rows, ROWS)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

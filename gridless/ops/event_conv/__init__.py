@@ -147,7 +147,7 @@ def event_gather_step(
     if kinds != (features.dtype, torch.int64, features.device, features.device):
         raise TypeError(
             f"event_conv: the memory of these streams is {features.dtype} and int64 on {features.device}, "
-            f"not {kinds[0]} on {kinds[2]} and {kinds[1]} on {kinds[3]}: convert it"
+            f"not {kinds[0]} on {kinds[2]} and {kinds[1]} on {kinds[3]}. Convert it."
         )
     with torch.no_grad():
         backend = implementation(reference, features.device)
@@ -169,7 +169,7 @@ def _checked(
     joined = link(source, target, kernel, stride, "event_conv")
     taps = len(joined.offsets)
     if features.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"event_conv: features must be float32 or float64, not {features.dtype}: convert with .float()")
+        raise TypeError(f"event_conv: features must be float32 or float64, not {features.dtype}. Convert by .float().")
     if features.ndim != 2 or len(features) != len(source):
         raise ValueError(
             f"event_conv: features must be ({len(source)}, channels), a row for each source event, "
@@ -187,10 +187,10 @@ def _checked(
         if value is not None and (value.dtype != features.dtype or value.device != features.device):
             raise TypeError(
                 f"event_conv: {name} is {value.dtype} on {value.device}, features {features.dtype} on "
-                f"{features.device}: convert one of them"
+                f"{features.device}. Convert one of them."
             )
     if features.device != source.device:
-        raise ValueError(f"event_conv: features are on {features.device}, the events on {source.device}: move one")
+        raise ValueError(f"event_conv: features are on {features.device}, the events on {source.device}. Move one.")
     if not decay_time > 0:
         raise ValueError(f"event_conv: decay_time must be positive, not {decay_time}")
     backend_for(features.device)

@@ -124,6 +124,7 @@ def _gather(
     low, high, taps, grids, s_order, s_splits, t_order, t_splits, until, s_time, t_time, scale, longest,
     features, rate, gathered, trace, since,
 ):  # fmt: skip
+    """A of the target pixels low to high: the trace of each tap, read at each target, with `since` kept for later."""
     channels, temporal = features.shape[1], rate.shape[1]
     state = np.empty((temporal, channels), rate.dtype)
     # Events that meet a state, in order: rows of the source, and complements of the rows of the target.
@@ -184,6 +185,7 @@ def _scatter(
     low, high, taps, grids, s_order, s_splits, t_order, t_splits, until, s_time, t_time, scale, longest,
     features, rate, grad, wanted, total, d_rate,
 ):  # fmt: skip
+    """Gradients of the features and the rate from that of A, along the source pixels low to high, back in time."""
     channels, temporal = features.shape[1], rate.shape[1]
     state = np.empty((temporal, channels), rate.dtype)
     slope = np.empty((temporal, channels), rate.dtype)  # d state / d rate

@@ -216,6 +216,7 @@ def decay(rate, age):
 
 @triton.jit(do_not_specialize=["cells", "rows"])
 def _clear(gathered, order, splits, cells, rows, size, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
+    """Zero the rows of A of events outside the sensor."""
     for k in range(tl.load(splits + cells) + tl.program_id(0), rows, PROGRAMS):
         i = tl.load(order + k).to(tl.int64)
         for start in range(0, size, BLOCK):
@@ -230,6 +231,7 @@ def _gather(
     STRIDE: tl.constexpr, TEMPORAL: tl.constexpr, CHANNELS: tl.constexpr, REMEMBERS: tl.constexpr,
     PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
+    """A of PIXELS target pixels at one tap: the trace runs in registers, and is read at each target."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     INNER: tl.constexpr = TEMPORAL * CHANNELS
     slot = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)

@@ -59,10 +59,10 @@ def fitted(edges: Edges, joined: Link) -> Edges:
     if edges.num_source != len(joined.source) or (edges.num_target != rows and not padded):
         raise ValueError(
             f"event_conv: edges must join {len(joined.source)} sources and {rows} (target, tap) rows, "
-            f"not {edges.num_source} and {edges.num_target}: make them with causal(source, target, kernel, stride)"
+            f"not {edges.num_source} and {edges.num_target}. Make them with causal(source, target, kernel, stride)."
         )
     if edges.device != joined.source.device:
-        raise ValueError(f"event_conv: edges are on {edges.device}, the events on {joined.source.device}: move one")
+        raise ValueError(f"event_conv: edges are on {edges.device}, the events on {joined.source.device}. Move one.")
     if edges.num_target == rows:
         return edges
 

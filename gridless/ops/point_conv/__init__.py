@@ -115,7 +115,7 @@ def featureless_conv(
         )
     _check_bias(bias, weight)
     if weight.device != edges.device:
-        raise ValueError(f"featureless_conv: weight is on {weight.device}, the edges on {edges.device}: use .to(...)")
+        raise ValueError(f"featureless_conv: weight is on {weight.device}, the edges on {edges.device}. Use .to(...).")
     if backend == "reference":
         from gridless.ops.point_conv import reference
 
@@ -203,7 +203,7 @@ def _check(
         ("target_coords", target_coords, edges.num_target),
     ):
         if coords.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"point_conv: {name} must be float32 or float64, not {coords.dtype}: use .float()")
+            raise TypeError(f"point_conv: {name} must be float32 or float64, not {coords.dtype}. Use .float().")
         if coords.ndim != 2 or coords.shape[0] != rows:
             raise ValueError(f"point_conv: the edges need {name} of {rows} rows, but it is {tuple(coords.shape)}")
         if coords.shape[1] != basis.dim:
@@ -211,10 +211,10 @@ def _check(
                 f"point_conv: {name} has {coords.shape[1]} dimensions, the basis {basis.dim}: {basis!r} does not fit"
             )
         if coords.device != edges.device:
-            raise ValueError(f"point_conv: {name} is on {coords.device}, the edges on {edges.device}: use .to(...)")
+            raise ValueError(f"point_conv: {name} is on {coords.device}, the edges on {edges.device}. Use .to(...).")
     if source_coords.dtype != target_coords.dtype:
         raise TypeError(
-            f"point_conv: source_coords is {source_coords.dtype}, target_coords {target_coords.dtype}: use one dtype"
+            f"point_conv: source_coords is {source_coords.dtype}, target_coords {target_coords.dtype}. Use one dtype."
         )
     description = basis.description()
     kind, table, width = (-1, (0.0,) * (basis.size * basis.dim), 1.0) if description is None else description
@@ -225,7 +225,7 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
     # Each is read once: this runs at every call.
     shape, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
     if dtype not in FLOATS:
-        raise TypeError(f"point_conv: features must be floating point, not {dtype}: use .float()")
+        raise TypeError(f"point_conv: features must be floating point, not {dtype}. Use .float().")
     if len(shape) != 2 or shape[0] != edges.num_source:
         raise ValueError(
             f"point_conv: the edges have {edges.num_source} sources, so features must be "
@@ -239,17 +239,17 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
             f"out channels), or without the last if depthwise, not {tuple(theta)}"
         )
     if weight.dtype != dtype:
-        raise TypeError(f"point_conv: features are {dtype}, weight {weight.dtype}: convert one, or use torch.autocast")
+        raise TypeError(f"point_conv: features are {dtype}, weight {weight.dtype}. Convert one, or use torch.autocast.")
     _check_bias(bias, weight)
     for name, tensor in (("features", features), ("weight", weight)):
         if tensor.device != device:
-            raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {device}: use .to(...)")
+            raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {device}. Use .to(...).")
 
 
 def _transforms_first(order: str | None, weight: torch.Size, near: Neighbours) -> bool:
     if len(weight) == 2:
         if order is not None:
-            raise ValueError(f"point_conv: a depthwise weight (M, C) leaves no choice of order: drop order={order!r}")
+            raise ValueError(f"point_conv: a depthwise weight (M, C) leaves no choice of order. Drop order={order!r}.")
     elif order is None:
         sizes = near.source.shape[0], near.source_coords.shape[0], near.target_coords.shape[0]
         order = cheaper_order(*sizes, weight[1], weight[2])
@@ -267,7 +267,7 @@ def _check_bias(bias: Tensor | None, weight: Tensor) -> None:
             f"not {tuple(bias.shape)} {bias.dtype}"
         )
     if bias.device != weight.device:
-        raise ValueError(f"point_conv: bias is on {bias.device}, weight on {weight.device}: use .to(...)")
+        raise ValueError(f"point_conv: bias is on {bias.device}, weight on {weight.device}. Use .to(...).")
 
 
 def _neighbours(

@@ -47,11 +47,11 @@ def _check(features: Tensor, splits: Tensor, what: str) -> None:
     if features.ndim != 2:
         raise ValueError(f"{what}: features must be (rows, channels), not {tuple(features.shape)}")
     if features.dtype not in FLOATS:
-        raise TypeError(f"{what}: features must be floating point, not {features.dtype}: convert with .float()")
+        raise TypeError(f"{what}: features must be floating point, not {features.dtype}. Convert with .float().")
     if splits.ndim != 1 or splits.dtype != torch.int64 or splits.shape[0] < 1:
         raise ValueError(f"{what}: splits must be int64 (examples + 1), not {splits.dtype} {tuple(splits.shape)}")
     if splits.device != features.device:
-        raise ValueError(f"{what}: splits on {splits.device}, features on {features.device}: put both on one device")
+        raise ValueError(f"{what}: splits on {splits.device}, features on {features.device}. Put both on one device.")
 
 
 def _fake_max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:

@@ -82,6 +82,7 @@ def _max(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """BLOCK channels of one example, or of a slice of it: the maximum, and its row."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     example = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -125,6 +126,7 @@ def _mean(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """BLOCK channels of one example, or of a slice of it: the mean, or with SUM the sum."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     example = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

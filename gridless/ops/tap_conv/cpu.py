@@ -24,7 +24,8 @@ _SHARE = 1 << 15
 
 def conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> Tensor:
     wide = torch.promote_types(features.dtype, torch.float32)
-    rows, theta = features.detach().to(wide), weight.detach().to(wide).contiguous()
+    # The weight as it lies: a copy of it costs more than the products of few rows.
+    rows, theta = features.detach().to(wide), weight.detach().to(wide)
     out = rows.new_zeros(edges.num_target, weight.shape[2])
     if bias is not None:
         out += bias.detach().to(wide)
@@ -46,14 +47,15 @@ def conv_backward(
     wide, dtype = torch.promote_types(grad.dtype, torch.float32), grad.dtype
     slope, rows, theta = (x.detach().to(wide) for x in (grad, features, weight))
     d_features = slope.new_zeros(features.shape) if need_features else None
-    d_weight = slope.new_zeros(weight.shape) if need_weight else None
+    # In the order in which the weight lies, so that autograd keeps it as it is.
+    d_weight = torch.empty_like(theta) if need_weight else None
     # Seen from the sources, opposite taps of symmetric edges change places.
     last = weight.shape[0] - 1
     pairs = (edges if edges.symmetric else edges.transpose()).pairs
     chunks = _chunks(pairs, len(features), 2 * weight.shape[1] + weight.shape[2])
     gathered = _room(chunks, slope, weight.shape[2])
     own, products = (_room(chunks, slope, weight.shape[1]) for _ in range(2))
-    back = theta.transpose(1, 2).contiguous()
+    unwritten = set(range(weight.shape[0]))
     for chunk in chunks if need_features or need_weight else ():
         _gather(slope, chunk.source, gathered)
         if d_weight is not None:
@@ -61,11 +63,16 @@ def conv_backward(
         for k, a, b in chunk.taps():
             tap = last - k if edges.symmetric else k
             if d_features is not None:
-                torch.mm(gathered[a:b], back[tap], out=products[a:b])
+                torch.mm(gathered[a:b], theta[tap].t(), out=products[a:b])
             if d_weight is not None:
-                d_weight[tap].addmm_(own[a:b].t(), gathered[a:b])
+                beta = 0 if tap in unwritten else 1
+                torch.addmm(d_weight[tap], own[a:b].t(), gathered[a:b], beta=beta, out=d_weight[tap])
+                unwritten.discard(tap)
         if d_features is not None:
             _add(products, chunk, d_features)
+    if d_weight is not None:
+        for tap in unwritten:
+            d_weight[tap].zero_()
     d_bias = slope.sum(0).to(dtype) if need_bias else None
     d_features, d_weight = (x if x is None else x.to(dtype) for x in (d_features, d_weight))
     return d_features, d_weight, d_bias

@@ -31,7 +31,7 @@ class Backend(Protocol):
         self, grad: Tensor, features: Tensor, weight: Tensor, edges: TapEdges,
         need_features: bool, need_weight: bool, need_bias: bool,
     ) -> Gradients:  # fmt: skip
-        """Gradients of features, weight (contiguous) and bias; None where they are not needed."""
+        """Gradients of features, weight and bias; None where they are not needed."""
         ...
 
 
@@ -117,7 +117,7 @@ def _flops(features, weight, bias, table, *rest, **_):  # type: ignore[no-untype
 def _traced_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     features, weight, table, num_source, symmetric, needs, backend = given
     grads = _backward(grad, features, weight, _edges(table, num_source, symmetric), needs, backend)
-    return tuple(grad.new_empty(0) if x is None else x for x in grads)
+    return tuple(grad.new_empty(0) if x is None else x.contiguous() for x in grads)
 
 
 def _fake_conv(features, weight, bias, table, num_source, symmetric, backend):  # type: ignore[no-untyped-def]

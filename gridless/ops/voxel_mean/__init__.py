@@ -28,13 +28,13 @@ def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> Tensor:
     if features.ndim != 2:
         raise ValueError(f"voxel_mean: features must be (rows, channels), not {tuple(features.shape)}")
     if features.dtype not in FLOATS:
-        raise TypeError(f"voxel_mean: features must be floating point, not {features.dtype}: convert with .float()")
+        raise TypeError(f"voxel_mean: features must be floating point, not {features.dtype}. Convert with .float().")
     if cell.dtype not in (torch.int32, torch.int64) or cell.shape != features.shape[:1]:
         raise ValueError(
             f"voxel_mean: cell must be an integer per row, ({features.shape[0]},), not {cell.dtype} {tuple(cell.shape)}"
         )
     if cell.device != features.device:
-        raise ValueError(f"voxel_mean: cell is on {cell.device}, features on {features.device}: put both on one device")
+        raise ValueError(f"voxel_mean: cell is on {cell.device}, features on {features.device}. Move one by .to(...).")
     if cells < 0:
         raise ValueError(f"voxel_mean: the number of cells must not be negative, not {cells}")
     if by_reference(features):

@@ -30,6 +30,7 @@ def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tens
 
 @triton.jit
 def _mean(features, order, splits, value, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr):
+    """BLOCK channels of one voxel: the mean of its points."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     cell = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

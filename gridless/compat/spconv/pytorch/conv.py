@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gridless.compat.spconv.core import ConvAlgo
 from gridless.compat.spconv.pytorch import ops
-from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, expand_nd
+from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, by_axes, expand_nd
 from gridless.compat.spconv.pytorch.functional import convolve
 from gridless.compat.spconv.pytorch.modules import SparseConvolutionBase
 
@@ -179,7 +179,7 @@ class SparseConvolution(SparseConvolutionBase):
 
 
 class _Sparse(SparseConvolution):
-    """A convolution, transposed in `_Transpose`."""
+    """A convolution to every site that sees an input; see `SparseConvolution`."""
 
     axes: int
     is_transposed = False
@@ -209,6 +209,8 @@ class _Sparse(SparseConvolution):
 
 
 class _Transpose(_Sparse):
+    """A transposed convolution: its outputs are all sites that an input reaches; see `SparseConvolution`."""
+
     is_transposed = True
 
 
@@ -263,65 +265,11 @@ class _Inverse(SparseConvolution):
         )  # fmt: skip
 
 
-class SparseConv1d(_Sparse):
-    axes = 1
-
-
-class SparseConv2d(_Sparse):
-    axes = 2
-
-
-class SparseConv3d(_Sparse):
-    axes = 3
-
-
-class SparseConv4d(_Sparse):
-    axes = 4
-
-
-class SparseConvTranspose1d(_Transpose):
-    axes = 1
-
-
-class SparseConvTranspose2d(_Transpose):
-    axes = 2
-
-
-class SparseConvTranspose3d(_Transpose):
-    axes = 3
-
-
-class SparseConvTranspose4d(_Transpose):
-    axes = 4
-
-
-class SparseInverseConv1d(_Inverse):
-    axes = 1
-
-
-class SparseInverseConv2d(_Inverse):
-    axes = 2
-
-
-class SparseInverseConv3d(_Inverse):
-    axes = 3
-
-
-class SparseInverseConv4d(_Inverse):
-    axes = 4
-
-
-class SubMConv1d(_SubM):
-    axes = 1
-
-
-class SubMConv2d(_SubM):
-    axes = 2
-
-
-class SubMConv3d(_SubM):
-    axes = 3
-
-
-class SubMConv4d(_SubM):
-    axes = 4
+SparseConv1d, SparseConv2d, SparseConv3d, SparseConv4d = by_axes(_Sparse, "SparseConv")
+SparseConvTranspose1d, SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d = by_axes(
+    _Transpose, "SparseConvTranspose"
+)
+SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d = by_axes(
+    _Inverse, "SparseInverseConv"
+)
+SubMConv1d, SubMConv2d, SubMConv3d, SubMConv4d = by_axes(_SubM, "SubMConv")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -197,6 +197,19 @@ def expand_nd(ndim: int, val: Any) -> list[int]:
     if len(sides) != ndim:
         raise AssertionError(f"spconv: {val!r} has {len(sides)} numbers. Pass {ndim}, or one for all axes.")
     return sides
+
+
+T = TypeVar("T")
+
+
+def by_axes(base: type[T], name: str) -> tuple[type[T], type[T], type[T], type[T]]:
+    """`base` for 1, 2, 3 and 4 axes, as its attribute `axes`: classes `name`1d to `name`4d in the module of `base`."""
+
+    def of(axes: int) -> Any:
+        body = {"axes": axes, "__module__": base.__module__, "__doc__": base.__doc__}
+        return type(f"{name}{axes}d", (base,), body)
+
+    return of(1), of(2), of(3), of(4)
 
 
 def _check(features: Tensor, indices: Tensor, spatial_shape: Sequence[int], batch_size: int) -> None:

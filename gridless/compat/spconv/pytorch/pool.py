@@ -9,7 +9,7 @@ from gridless.compat.rows import take_rows
 from gridless.compat.spconv.core import ConvAlgo
 from gridless.compat.spconv.pytorch import ops
 from gridless.compat.spconv.pytorch.conv import Axes
-from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, expand_nd
+from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, by_axes, expand_nd
 from gridless.compat.spconv.pytorch.modules import SparseModule
 from gridless.ops.edge_max import edge_max
 
@@ -93,7 +93,9 @@ class SparseAvgPool(SparsePool):
         return torch.segment_reduce(rows, "mean", offsets=edges.splits, axis=0, unsafe=True).to(features.dtype)
 
 
-class _MaxPool(SparseMaxPool):
+class _Sized(SparsePool):
+    """A pooling of `axes` axes; its stride is the kernel size where it is left out."""
+
     axes: int
 
     def __init__(
@@ -112,55 +114,16 @@ class _MaxPool(SparseMaxPool):
         )
 
 
-class _AvgPool(SparseAvgPool):
-    axes: int
-
-    def __init__(
-        self,
-        kernel_size: Axes,
-        stride: Axes | None = None,
-        padding: Axes = 0,
-        dilation: Axes = 1,
-        indice_key: str | None = None,
-        algo: ConvAlgo | None = None,
-        record_voxel_count: bool = False,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            self.axes, kernel_size, stride, padding, dilation, indice_key, False, algo, record_voxel_count, name
-        )
+class _MaxPool(_Sized, SparseMaxPool):
+    __doc__ = SparseMaxPool.__doc__
 
 
-class SparseMaxPool1d(_MaxPool):
-    axes = 1
+class _AvgPool(_Sized, SparseAvgPool):
+    __doc__ = SparseAvgPool.__doc__
 
 
-class SparseMaxPool2d(_MaxPool):
-    axes = 2
-
-
-class SparseMaxPool3d(_MaxPool):
-    axes = 3
-
-
-class SparseMaxPool4d(_MaxPool):
-    axes = 4
-
-
-class SparseAvgPool1d(_AvgPool):
-    axes = 1
-
-
-class SparseAvgPool2d(_AvgPool):
-    axes = 2
-
-
-class SparseAvgPool3d(_AvgPool):
-    axes = 3
-
-
-class SparseAvgPool4d(_AvgPool):
-    axes = 4
+SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d = by_axes(_MaxPool, "SparseMaxPool")
+SparseAvgPool1d, SparseAvgPool2d, SparseAvgPool3d, SparseAvgPool4d = by_axes(_AvgPool, "SparseAvgPool")
 
 
 class SparseGlobalMaxOrAvgPool(SparseModule):

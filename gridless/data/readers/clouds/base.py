@@ -1,4 +1,4 @@
-"""What the readers of clouds and meshes share: the file, named columns, tables of numbers."""
+"""Shared by the readers of clouds and meshes: the file, named columns, tables of numbers."""
 
 from __future__ import annotations
 

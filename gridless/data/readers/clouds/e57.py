@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from gridless.data.errors import library
 from gridless.data.readers.clouds.base import Points, Source
 from gridless.structures.interchange import narrowest
 
 
 def read(source: Source) -> Points:
-    try:
-        import e57  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ImportError(f"{source.path}: E57 needs e57: pip install 'gridless[e57]'") from None
+    e57 = library("e57", source.path, "e57")
     try:
         scans = e57.read_points(str(source.path))  # pyright: ignore[reportAttributeAccessIssue]
     except MemoryError:

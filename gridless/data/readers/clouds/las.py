@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from gridless.data.errors import library
 from gridless.data.limits import Limits
 from gridless.data.readers.clouds.base import PART, Parts, Points, Source, part_sizes
 
@@ -32,7 +33,7 @@ NO_ROWS = {
 }  # fmt: skip
 # Degrees of one step.
 SCAN_ANGLE = {"scan_angle_rank": 1.0, "scan_angle": 0.006}
-# Where the header says where waveforms begin, and the bit that says that they are in the file.
+# Byte of the header with the place of the waveforms, and the bit that says that they are in the file.
 WAVES, INTERNAL_WAVES = 227, 2
 # Layers of each kind of item in a chunk of LAZ 1.4; extra bytes have one each.
 LAYERS = {10: 9, 11: 1, 12: 2, 13: 1}
@@ -70,10 +71,10 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     late = [(at, length) for user, at, length in _late_records(source) if user != "copc"]
     vlr = None
     if packed:
-        laspy, lazrs = _laspy(source), _lazrs(source)
+        laspy, lazrs = library("laspy", source.path), library("lazrs", source.path)
         extra = file.size - laspy.PointFormat(file.format).size
         way = bytearray(file.way or lazrs.LazVlr.new_for_compression(file.format, extra).record_data())
-        # Where chunks have sizes of their own they are made again, all alike.
+        # Chunks with sizes of their own are made again, all alike.
         if struct.unpack_from("<I", way, 12)[0] in VARIABLE:
             struct.pack_into("<I", way, 12, 50_000)
         vlr = lazrs.LazVlr(bytes(way))
@@ -89,7 +90,7 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     begin = out.tell()
     out.write(head + b"".join(kept))
     disk, first = _Disk(out), 0
-    compressor = _lazrs(source).LasZipCompressor(disk, vlr) if packed else None
+    compressor = library("lazrs", source.path).LasZipCompressor(disk, vlr) if packed else None
     write: Any = out.write if compressor is None else compressor.compress_many
     try:
         for k, count in enumerate(sizes):
@@ -143,13 +144,13 @@ class _Disk:
 
 
 def most_classes(source: Source) -> int:
-    """How many classes its points can have."""
+    """The number of classes that its points can have."""
     return 32 if LasFile.of(source).format < 6 else 256
 
 
 @dataclass(frozen=True)
 class LasFile:
-    """What a file says of its points."""
+    """The header of a file: its points, records and rows."""
 
     header: Any  # laspy.LasHeader
     count: int
@@ -163,7 +164,7 @@ class LasFile:
             raise source.error("not a LAS file: it does not begin with LASF, or is not of version 1", 0)
         size, start, count = struct.unpack_from("<HII", begin, 94)
         records = _records(source, size, start, count)
-        laspy = _laspy(source)
+        laspy = library("laspy", source.path)
         try:
             header = laspy.LasHeader.read_from(io.BytesIO(source.data[:start]))
             names = _row_names(header)
@@ -199,8 +200,7 @@ class LasFile:
 
     def points(self, raw: bytes | np.ndarray) -> Points:
         """The points that are stored in `raw`, one after the other, uncompressed."""
-        import laspy
-
+        laspy = library("laspy", "LAS")
         record: Any = laspy.PackedPointRecord.from_buffer(raw, self.header.point_format)
         rows: dict[str, np.ndarray] = {}
         for name in self.dimensions:
@@ -215,7 +215,7 @@ class LasFile:
         return Points(coords, rows, np.dtype(np.float64))
 
     def pieces(self, source: Source) -> tuple[list[int], Callable[[int], bytes | np.ndarray]]:
-        """How many points each piece has, and the points of piece k as LAS stores them."""
+        """The number of points of each piece, and a function that reads piece k as LAS stores it."""
         if not self.packed:
             source.limits.stored("points", self.count, self.size, len(source.data) - self.start, self.start)
             sizes = part_sizes(self.count)
@@ -239,7 +239,7 @@ class LasFile:
 
         All that the decoder will believe is checked here.
         """
-        lazrs, record, at, count = _lazrs(source), self.way, self.start, self.count
+        lazrs, record, at, count = library("lazrs", source.path), self.way, self.start, self.count
         if len(record) < 34:
             raise source.error("compressed, but without the record that says how", at)
         way, _, _, _, _, _, chunk = struct.unpack_from("<HHBBHII", record)
@@ -289,18 +289,10 @@ class LasFile:
         if len(out):
             data = source.data[at : at + sum(length for _, length in chunks)]
             try:
-                _lazrs(source).decompress_points_with_chunk_table(data, self.way, out, chunks)
+                library("lazrs", source.path).decompress_points_with_chunk_table(data, self.way, out, chunks)
             except BaseException as error:
                 raise _foreign(source, error, at) from None
         return out
-
-
-def _lazrs(source: Source) -> Any:
-    try:
-        import lazrs
-    except ImportError:
-        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install 'gridless[data]'") from None
-    return lazrs
 
 
 def _together(points: np.ndarray, first: str) -> np.ndarray:
@@ -316,14 +308,6 @@ def _row_names(header: Any) -> list[str]:
     structs = [entry for record in header.vlrs.get("ExtraBytesVlr") for entry in record.extra_bytes_structs]
     undocumented = {"ExtraBytes", *(entry.format_name() for entry in structs if entry.data_type == 0)}
     return [name for name in header.point_format.dimension_names if name not in NO_ROWS | undocumented]
-
-
-def _laspy(source: Source) -> Any:
-    try:
-        import laspy
-    except ImportError:
-        raise ImportError(f"{source.path}: LAS and LAZ need laspy: pip install 'gridless[data]'") from None
-    return laspy
 
 
 def _records(source: Source, at: int, end: int, count: int) -> list[tuple[str, int, bytes]]:
@@ -342,7 +326,7 @@ def _records(source: Source, at: int, end: int, count: int) -> list[tuple[str, i
 
 
 def _content(records: list[tuple[str, int, bytes]], user: str, number: int) -> bytes:
-    """Of the first such record, behind its head; nothing where there is none."""
+    """The payload of the first such record; empty if there is none."""
     return next((record[54:] for *key, record in records if key == [user, number]), b"")
 
 
@@ -362,7 +346,7 @@ def _late_records(source: Source) -> Iterator[tuple[str, int, int]]:
 
 
 def _waves(source: Source) -> int | None:
-    """Where the record of waveforms begins, 0 where there is none; None in files that cannot say so."""
+    """The byte where the record of waveforms begins, 0 if there is none; None in files that cannot have one."""
     if source.data[25] < 3 or struct.unpack_from("<H", source.data, 94)[0] < WAVES + 8:
         return None
     at = struct.unpack_from("<Q", source.data, WAVES)[0]
@@ -386,7 +370,7 @@ def _check_chunk(source: Source, at: int, length: int, points: int, size: int, i
 
 
 def _foreign(source: Source, error: BaseException, at: int) -> BaseException:
-    """What the decoder raises, its panics too, as our error; interrupts and lack of memory stay what they are."""
+    """Turn an error of the decoder, its panics too, into ours. Interrupts and lack of memory stay what they are."""
     if isinstance(error, MemoryError) or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
         return error
     return source.error(f"the compressed points are damaged: {str(error)[:200]}", at)

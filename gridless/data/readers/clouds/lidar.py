@@ -27,7 +27,7 @@ def read(source: Source) -> Points:
 
 
 def label_files(scan: Path) -> list[Path]:
-    """Where the labels of a scan may be: beside it, or in the folder `labels` beside its folder."""
+    """The two places of a scan's labels: beside it, or in the folder `labels` beside its folder."""
     beside = scan.with_suffix(".label")
     return [beside, scan.parent.parent / "labels" / beside.name]
 

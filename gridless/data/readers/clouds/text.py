@@ -74,7 +74,7 @@ def read(source: Source) -> Points:
 
 
 def _is_count(source: Source, line: str, end: int) -> bool:
-    """Whether a line is the number of points: one number, where the next line, which begins at byte `end`, has more."""
+    """True if a line is the number of points: one number, and the next line, which begins at byte `end`, has more."""
     after = _line(source, _skip(source, end, 0)[0])[0]
     return bool(re.fullmatch(r"\d+", line)) and (source.path.suffix.lower() == ".pts" or len(_cells(after)) > 1)
 

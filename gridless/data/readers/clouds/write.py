@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gridless.data.errors import library
 from gridless.data.files import whole_file
 from gridless.data.readers.clouds import ply
 from gridless.structures import Cloud
@@ -66,10 +67,7 @@ def _npy(path: Path, cloud: Cloud) -> None:
 
 
 def _las(path: Path, cloud: Cloud) -> None:
-    try:
-        import laspy
-    except ImportError:
-        raise ImportError(f"{path}: LAS and LAZ need laspy: pip install 'gridless[data]'") from None
+    laspy = library("laspy", path)
     coords = cloud.coords.detach().cpu().numpy().astype(np.float64)
     if coords.shape[1] != 3 or not np.isfinite(coords).all():
         raise ValueError(f"{path}: LAS holds three finite coordinates: remove other points, or write .ply")

@@ -73,7 +73,7 @@ class Table:
         return struct.unpack_from(form, self.data, at)[0]
 
     def field(self, number: int) -> int | None:
-        """Where a field is stored, or None where it has its default."""
+        """The byte of a field, or None if it has its default."""
         offset = self._get("<H", self.vtable + 4 + 2 * number) if number < self.fields else 0
         return self.root + offset if offset else None
 
@@ -82,7 +82,7 @@ class Table:
         return default if at is None else self._get(form, at)
 
     def vector(self, number: int, itemsize: int) -> tuple[int, int]:
-        """Where the elements of a vector begin, and how many there are."""
+        """The first byte of the elements of a vector, and their number."""
         at = self.field(number)
         if at is None:
             return 0, 0

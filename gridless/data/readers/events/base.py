@@ -1,4 +1,4 @@
-"""What the readers of event files share: the bytes, the error, the header lines, the columns."""
+"""Shared by the readers of event files: the bytes, the error, the header lines, the columns."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class File:
 
 @dataclass
 class Recording:
-    """What a reader found: the columns of the events, in file order, and the sensor if the file says.
+    """The result of a reader: the columns of the events, in file order, and the sensor if the file says.
 
     `cameras` are the sensors to choose from when it does not: the first that holds every event. `locate(row)` is the
     byte where an event is stored, where that can be told. `rows` are what else the file has for each event.

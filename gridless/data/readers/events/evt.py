@@ -108,7 +108,7 @@ def _decode_evt2(words, limit, pixel, time, polarity):  # type: ignore[no-untype
     return count, len(words)
 
 
-# How many events a word of EVT3 makes: one for a column, one for each bit of a vector.
+# Events that a word of EVT3 makes: one for a column, one for each bit of a vector.
 _WORDS = np.arange(1 << 16, dtype=np.uint32)
 _MASKS = np.where(_WORDS >> 12 == 4, _WORDS & 0xFFF, np.where(_WORDS >> 12 == 5, _WORDS & 0xFF, _WORDS >> 12 == 2))
 EVENTS_OF = np.bitwise_count(_MASKS).astype(np.uint8)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from gridless.data.errors import FormatError
+from gridless.data.errors import FormatError, library
 from gridless.data.readers.events.base import File, Recording
 from gridless.data.readers.events.npy import recording_of
 from gridless.structures.events import ALIASES
@@ -37,10 +37,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(file: File) -> Recording:
-    try:
-        import h5py
-    except ImportError:
-        raise ImportError(f"{file.path} is an HDF5 file: pip install h5py") from None
+    h5py = library("h5py", file.path)
     try:
         # Without the file locks, which a read-only disk may refuse.
         with h5py.File(file.path, "r", locking=False) as root:
@@ -75,7 +72,7 @@ def _events(file: File, root: Any) -> tuple[Any, Any]:
 
 
 def _order(array: np.ndarray) -> str:
-    """Which column is which."""
+    """The column of each field."""
     usual, other = ("xytp", "txyp") if array.dtype.kind == "f" else ("txyp", "xytp")
     times = {name: array[:, name.index("t")] for name in (usual, other)}
     ordered = {name: bool((t[1:] >= t[:-1]).all()) for name, t in times.items()}

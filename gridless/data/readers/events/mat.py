@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gridless.data.errors import FormatError
+from gridless.data.errors import FormatError, library
 from gridless.data.readers.events.base import File, Recording
 from gridless.data.readers.events.npy import FIELDS, recording_of
 
@@ -26,18 +26,15 @@ def sniff(head: bytes) -> bool:
 
 
 def read(file: File) -> Recording:
-    try:
-        import scipy.io
-    except ImportError:
-        raise ImportError(f"{file.path} is a MATLAB file: pip install 'gridless[data]'") from None
+    matlab = library("scipy.io", file.path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fields = [entry for entry in scipy.io.whosmat(file.path) if entry[0].lower() in FIELDS]
+            fields = [entry for entry in matlab.whosmat(file.path) if entry[0].lower() in FIELDS]
             for name, shape, kind in fields:
                 _check(file, name, shape, kind)
             names = [name for name, *_ in fields]
-            arrays = scipy.io.loadmat(file.path, variable_names=names) if names else {}
+            arrays = matlab.loadmat(file.path, variable_names=names) if names else {}
     except FormatError:
         raise
     except MemoryError:

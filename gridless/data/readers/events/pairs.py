@@ -13,7 +13,7 @@ from gridless.structures.events import LATE, WRAP
 
 @dataclass(frozen=True)
 class Layout:
-    """Where an address keeps x, y and polarity, as (lowest bit, number of bits); `special` bits mark no event."""
+    """Bits of an address for x, y and polarity, as (lowest bit, number of bits); `special` bits mark no event."""
 
     x: tuple[int, int]
     y: tuple[int, int]

@@ -21,7 +21,7 @@ from gridless.data.readers.events.evt import Evt3
 
 PACKETS = ("event_camera_msgs/msg/EventPacket", "event_array_msgs/msg/EventArray")
 TYPES = (*PACKETS, "dvs_msgs/msg/EventArray", "prophesee_event_msgs/msg/EventArray")
-# Of libcaer: 31 bits of microseconds.
+# libcaer counts microseconds in 31 bits.
 WRAP = 1 << 31
 
 

@@ -1,4 +1,4 @@
-"""What the readers of meshes share: polygons, in text and as triangles."""
+"""Shared by the readers of meshes: polygons, in text and as triangles."""
 
 from __future__ import annotations
 

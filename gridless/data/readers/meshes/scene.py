@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gridless.data.errors import FormatError
+from gridless.data.errors import FormatError, library
 from gridless.data.readers.clouds.base import Source
 from gridless.data.readers.meshes.base import TRIANGLE, Mesh
 
@@ -22,10 +22,7 @@ LINE = re.compile(rb"^[ \t]*f[ \t]+\S+[ \t]+\S+[ \t]*\r?$", re.MULTILINE)
 
 
 def read(source: Source) -> Mesh:
-    try:
-        import trimesh
-    except ImportError:
-        raise ImportError(f"{source.path}: meshes need trimesh: pip install 'gridless[data]'") from None
+    trimesh = library("trimesh", source.path)
     kind = source.path.suffix.lower().removeprefix(".")
     data = _plain_obj(source.data) if kind == "obj" else source.data
     try:

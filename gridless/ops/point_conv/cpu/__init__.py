@@ -120,6 +120,7 @@ def _forward(
     kind, table, chain, slots, width, radius, falloff, normalise,
     f, packed, start, out, inverse, size, channels, p_channels, tile_rows, lane, depthwise,
 ):  # fmt: skip
+    """(N F) Theta + bias of the targets first to last, tile by tile; N F alone is summed if F was transformed first."""
     capacity = longest(splits, first, last)
     v = np.empty((source_coords.shape[1], capacity), f.dtype)
     w = np.empty(capacity, f.dtype)
@@ -152,6 +153,7 @@ def _forward(
 # Loops, because what Numba makes of an array assigned to a slice takes four seconds to compile: it words its error.
 @njit(nogil=True, cache=True, inner=True)
 def _begin(tile, start):
+    """Every row of the tile begins as `start`."""
     for i in range(tile.shape[0]):
         for j in range(tile.shape[1]):
             tile[i, j] = start[j]
@@ -159,6 +161,7 @@ def _begin(tile, start):
 
 @njit(nogil=True, cache=True, inner=True)
 def _copy(tile, out, first, last):
+    """The tile's rows, to the rows first to last of `out`."""
     for i in range(first, last):
         for j in range(out.shape[1]):
             out[i, j] = tile[i - first, j]
@@ -170,6 +173,7 @@ def _backward(
     kind, table, chain, slots, width, radius, falloff, normalise,
     inverse, grad, f, turned, d_features, d_weight, size, q_channels, p_channels, tile_rows, lane, depthwise,
 ):  # fmt: skip
+    """d_features of the sources first to last, and their share of d_weight, from B = N^T dF' of each tile."""
     capacity = longest(splits, first, last)
     v = np.empty((source_coords.shape[1], capacity), grad.dtype)
     w = np.empty(capacity, grad.dtype)
@@ -228,6 +232,7 @@ def _sums(
     first, last, splits, source, source_coords, target_coords,
     kind, table, chain, slots, width, radius, falloff, normalise, sums, inverse,
 ):  # fmt: skip
+    """Sums of the basis values over the edges of the targets first to last."""
     capacity = longest(splits, first, last)
     v = np.empty((source_coords.shape[1], capacity), sums.dtype)
     w = np.empty(capacity, sums.dtype)

@@ -84,6 +84,7 @@ def _run(by_target, edges, rule, operands, inverse, shared, out) -> None:  # typ
 
 @njit(nogil=True, cache=True, fastmath={"reassoc", "contract"}, inner=True)
 def _dot(x, y):
+    """The sum of x times y."""
     total = x.dtype.type(0)
     for n in range(len(y)):
         total += x[n] * y[n]
@@ -122,6 +123,7 @@ def _gradients(
     kind, table, chain, slots, width, radius, falloff, normalise,
     row_features, packed, column_features, inverse, shared, out, channels, height, lane, depthwise,
 ):  # fmt: skip
+    """Gradients of the coordinates of the rows first to last, targets or sources."""
     size, dim = table.shape
     dtype = row_features.dtype
     capacity = longest(splits, first, last)
@@ -172,6 +174,7 @@ def _row_gradient(
     r, start, by_target, splits, column, kind, table, width, radius, falloff, normalise,
     v, w, c, value, slope, vector, total, inverse, shared, out,
 ):  # fmt: skip
+    """Gradient of the coordinates of one row, from the coefficients c of its edges."""
     size, dim = table.shape
     one = w.dtype.type(1)
     total[:] = 0

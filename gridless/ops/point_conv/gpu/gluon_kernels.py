@@ -21,20 +21,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from gridless.ops.point_conv.gpu.triton_kernels import _falloff, _invert, _load_point, _value, _vector
+from gridless.ops.point_conv.gpu.triton_kernels import (
+    basis_value,
+    edge_falloff,
+    edge_vector,
+    inverse_or_zero,
+    load_point,
+)
 
 # Renamed after Triton 3.6.
-_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.constexpr_function
-def _bases(first, size):
+def powers(first, size):
     """first, 2 first, 4 first, ... below size."""
     return [first << i for i in range((size // first).bit_length() - 1)]
 
 
 @gluon.constexpr_function
-def _loaded(bits):
+def channels_per_load(bits):
     """Channels of so many bits in 16 bytes."""
     return 128 // bits
 
@@ -48,9 +54,9 @@ def _packed(bits):
 @gluon.constexpr_function
 def _tile(rows, channels, bits=32):
     """16 rows in a warp, and 16 bytes of each 64 of a row in a lane."""
-    n = _loaded(bits)
-    registers = [[0, b] for b in _bases(1, n) + _bases(4 * n, channels)]
-    warps = [[b, 0] for b in _bases(16, rows)]
+    n = channels_per_load(bits)
+    registers = [[0, b] for b in powers(1, n) + powers(4 * n, channels)]
+    warps = [[b, 0] for b in powers(16, rows)]
     lanes = [[0, n], [0, 2 * n], [1, 0], [2, 0], [4, 0]]
     return gl.DistributedLinearLayout([*registers, [8, 0]], lanes, warps, [], [rows, channels])
 
@@ -58,19 +64,19 @@ def _tile(rows, channels, bits=32):
 @gluon.constexpr_function
 def _warp_lanes(warps):
     """32 numbers in each of so many warps."""
-    return gl.DistributedLinearLayout([], [[b] for b in _bases(1, 32)], [[0]] * len(_bases(1, warps)), [], [32])
+    return gl.DistributedLinearLayout([], [[b] for b in powers(1, 32)], [[0]] * len(powers(1, warps)), [], [32])
 
 
 @gluon.constexpr_function
 def _copies(rows, columns):
     """4 columns and 8 rows in a warp: what it writes to shared memory meets every bank once."""
-    lanes, rest = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[b, 0] for b in _bases(8, rows)]
-    rest += [[0, b] for b in _bases(4, columns)]
+    lanes, rest = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[b, 0] for b in powers(8, rows)]
+    rest += [[0, b] for b in powers(4, columns)]
     return gl.DistributedLinearLayout(rest[3:], lanes, rest[:3], [], [rows, columns])
 
 
 @gluon.jit
-def _own_rows(T: gl.constexpr, WARPS: gl.constexpr):
+def own_rows(T: gl.constexpr, WARPS: gl.constexpr):
     """The rows of each warp, of the tile's. The compiler takes them for the same in every warp: only loops without a
     barrier may go by them."""
     lane = gl.arange(0, 32, layout=_warp_lanes(WARPS))
@@ -106,21 +112,21 @@ def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr)
     live = row < last
     first = gl.load(SPLITS + row, mask=live, other=0).to(gl.int32)
     end = gl.load(SPLITS + row + 1, mask=live, other=0).to(gl.int32)
-    x = _load_point(ROW_X, row, live, 3)
+    x = load_point(ROW_X, row, live, 3)
     col = gl.load(COLS + first, mask=first < end, other=0)
     then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
-    own_row = tile * T + _own_rows(T, T // 16)
+    own_row = tile * T + own_rows(T, T // 16)
     before = gl.load(SPLITS + own_row, mask=own_row < last, other=0)
     most = gl.max((gl.load(SPLITS + own_row + 1, mask=own_row < last, other=0) - before).to(gl.int32), axis=0)
     return first, end, x, col, then, most
 
 
 @gluon.jit
-def _load_edge(
+def load_edge(
     F, COL_X, INVERSE, col, on, C: gl.constexpr, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
 ):  # fmt: skip
     """Coordinates, C features and, if SHARED, 1 / W of a column of each row."""
-    near = _load_point(COL_X, col, on, 3)
+    near = load_point(COL_X, col, on, 3)
     if SHARED:
         near = near + (gl.load(INVERSE + col, mask=on, other=0.0),)
     channel = gl.arange(0, C, layout=gl.SliceLayout(0, TILE))
@@ -128,19 +134,19 @@ def _load_edge(
 
 
 @gluon.jit
-def _add(
+def add_edge(
     acc, total, near, f, x, on, scale, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
     FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
 ):  # fmt: skip
     """Adds an edge of every row to its sums and its W."""
-    v = _vector(x, near, on, scale, FLIP, gl.float32, 3)
-    w = _falloff(v, on, FALLOFF, 3)
+    v = edge_vector(x, near, on, scale, FLIP, gl.float32, 3)
+    w = edge_falloff(v, on, FALLOFF, 3)
     if NORMALISE and FLIP:
         w = w * near[3]
     new = ()
     f = f.to(gl.float32)
     for m in gl.static_range(M):
-        new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP, 3)[:, None] * f,)
+        new = new + (acc[m] + basis_value(v, w, m, KIND, TABLE, SHARP, 3)[:, None] * f,)
     return new, total + w
 
 
@@ -158,18 +164,18 @@ def _walk(
     for _ in gl.static_range(M):
         acc = acc + (gl.zeros([T, C], gl.float32, layout=TILE),)
     total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
-    near, f = _load_edge(F, COL_X, INVERSE, col, first < end, C, STRIDE, S, TILE)
+    near, f = load_edge(F, COL_X, INVERSE, col, first < end, C, STRIDE, S, TILE)
     for k in range(0, most, 2):
         edge = first + k
-        then_near, then_f = _load_edge(F, COL_X, INVERSE, then, edge + 1 < end, C, STRIDE, S, TILE)
+        then_near, then_f = load_edge(F, COL_X, INVERSE, then, edge + 1 < end, C, STRIDE, S, TILE)
         col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
-        acc, total = _add(
+        acc, total = add_edge(
             acc, total, near, f, x, edge < end, scale, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP
         )  # fmt: skip
         if k + 1 < most:
-            near, f = _load_edge(F, COL_X, INVERSE, col, edge + 2 < end, C, STRIDE, S, TILE)
+            near, f = load_edge(F, COL_X, INVERSE, col, edge + 2 < end, C, STRIDE, S, TILE)
             then = gl.load(COLS + edge + 3, mask=edge + 3 < end, other=0)
-            acc, total = _add(
+            acc, total = add_edge(
                 acc, total, then_near, then_f, x, edge + 1 < end, scale,
                 M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP,
             )  # fmt: skip
@@ -177,7 +183,7 @@ def _walk(
 
 
 @gluon.jit
-def _room(N: gl.constexpr, P: gl.constexpr, C: gl.constexpr, TYPE: gl.constexpr):
+def allocate(N: gl.constexpr, P: gl.constexpr, C: gl.constexpr, TYPE: gl.constexpr):
     """Shared memory for N matrices (P, C)."""
     BITS: gl.constexpr = TYPE.primitive_bitwidth
     return gl.allocate_shared_memory(TYPE, [N, P, C], gl.NVMMASharedLayout(_swizzle(C, BITS), BITS))
@@ -200,16 +206,16 @@ def _keep(
 @gluon.jit
 def _channel(k, BITS: gl.constexpr):
     """The channel at place k of a product: a lane has those at t, t + 4, t + 8, t + 12 of 16 registers."""
-    EACH: gl.constexpr = _loaded(BITS)
+    EACH: gl.constexpr = channels_per_load(BITS)
     PAIR: gl.constexpr = _packed(BITS)
     return (k & (-4 * EACH)) + (k // PAIR % 4) * EACH + (k // (4 * PAIR) % 4) * PAIR + k % PAIR
 
 
 @gluon.jit
-def _arrive():
+def await_copies():
     """Waits until all copies are there, for `wgmma` too."""
     fence_async_shared()
-    _barrier()
+    barrier()
 
 
 @gluon.jit
@@ -218,7 +224,7 @@ def _product(
 ):  # fmt: skip
     """`out` and the sum over terms of (T, C) times (C, P), of this type; of Theta from the matrix `first` on. The left
     operand has its channels in the order of the product: nothing moves."""
-    EACH: gl.constexpr = _loaded(TYPE.primitive_bitwidth)
+    EACH: gl.constexpr = channels_per_load(TYPE.primitive_bitwidth)
     PAIR: gl.constexpr = _packed(TYPE.primitive_bitwidth)
     product = warpgroup_mma_init(out)
     sums = ()
@@ -253,7 +259,7 @@ def forward_kernel(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, _packed(BITS))
     pid = gl.program_id(0)
     first_loads = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
-    theta = _room(C // L * M, P, L, TYPE)
+    theta = allocate(C // L * M, P, L, TYPE)
     for j in gl.static_range(C // L):
         if FLIP:
             _keep(THETA + j * L, theta, j * M, M, C * P, P, L, C, 1)
@@ -261,7 +267,7 @@ def forward_kernel(
             _keep(THETA + j * L * P, theta, j * M, M, C * P, P, L, 1, P)
     _fetch(COLS, lines_cols)
     _fetch(F, lines_f)
-    _arrive()
+    await_copies()
     for tile in range(pid, tiles, gl.num_programs(0)):
         out = gl.zeros([T, P], gl.float32, layout=MMA)
         total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
@@ -273,11 +279,11 @@ def forward_kernel(
             following = tile + gl.num_programs(0) if strip + 1 == C // L else tile
             first_loads = _begin(ROW_X, SPLITS, COLS, following, last, T, TILE)
             if BEFORE:
-                acc = _divided(acc, _invert(total), M)
+                acc = divided(acc, inverse_or_zero(total), M)
             out = _product(acc, theta, strip * M, out, M, T, L, TYPE, LEFT)
         row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
         if MINE:
-            inverse = gl.convert_layout(_invert(total), gl.SliceLayout(1, MMA))
+            inverse = gl.convert_layout(inverse_or_zero(total), gl.SliceLayout(1, MMA))
             gl.store(INVERSE + row, inverse, mask=row < last)
             if not BEFORE:
                 out = out * inverse[:, None]
@@ -288,7 +294,8 @@ def forward_kernel(
 
 
 @gluon.jit
-def _divided(acc, inverse, M: gl.constexpr):
+def divided(acc, inverse, M: gl.constexpr):
+    """The sums of each term times 1 / W of their rows."""
     new = ()
     for m in gl.static_range(M):
         new = new + (acc[m] * inverse[:, None],)

@@ -11,15 +11,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from gridless.ops.point_conv.gpu.gluon_kernels import _add, _load_edge, _own_rows
-from gridless.ops.point_conv.gpu.triton_kernels import _load_point
+from gridless.ops.point_conv.gpu.gluon_kernels import add_edge, load_edge, own_rows
+from gridless.ops.point_conv.gpu.triton_kernels import load_point
 
 # Renamed after Triton 3.6.
-_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 
 @gluon.constexpr_function
-def _strip(bits):
+def strip_layout(bits):
     """64 rows and 16 channels: a row and 8 channels to a lane of four warps, as the lanes of a row make the values of
     its edges each for itself. What a warp writes to shared memory at a time meets each bank once."""
     registers, lane = ([[0, 1], [0, 2], [0, 4]], [0, 8]) if bits == 16 else ([[0, 1], [0, 2], [0, 8]], [0, 4])
@@ -28,7 +28,7 @@ def _strip(bits):
 
 
 @gluon.constexpr_function
-def _result(n, bits):
+def result_of(n, bits):
     """All n columns of 16 rows in a warp."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 256 // bits])
 
@@ -40,17 +40,17 @@ def _powers(terms):
 
 
 @gluon.constexpr_function
-def _batches(terms):
+def batches(terms):
     return len(_powers(terms))
 
 
 @gluon.constexpr_function
-def _size(terms, i):
+def batch_size(terms, i):
     return _powers(terms)[i]
 
 
 @gluon.constexpr_function
-def _first(terms, i):
+def batch_first(terms, i):
     return sum(_powers(terms)[:i])
 
 
@@ -60,7 +60,7 @@ def _log(count):
 
 
 @gluon.jit
-def _signals(DEEP: gl.constexpr):
+def make_signals(DEEP: gl.constexpr):
     """Barriers by which two walkers say that sums are there, `full`, and are told that they are used, `empty`."""
     full = ()
     empty = ()
@@ -74,7 +74,7 @@ def _signals(DEEP: gl.constexpr):
 
 
 @gluon.jit
-def _together(acc, FIRST: gl.constexpr, COUNT: gl.constexpr, TYPE: gl.constexpr):
+def side_by_side(acc, FIRST: gl.constexpr, COUNT: gl.constexpr, TYPE: gl.constexpr):
     """The sums (64, 16) of COUNT terms side by side, (64, 16 COUNT); nothing moves."""
     parts = ()
     for i in gl.static_range(COUNT):
@@ -89,25 +89,25 @@ def _together(acc, FIRST: gl.constexpr, COUNT: gl.constexpr, TYPE: gl.constexpr)
 
 
 @gluon.jit
-def _pair(turn, group, groups):
+def tile_pair(turn, group, groups):
     """The pair of tiles of a group in a turn: there and back, as neighbours may have long rows alike."""
     return turn * groups + group + turn % 2 * (groups - 1 - 2 * group)
 
 
 @gluon.jit
-def _spans(SPLITS, tile, last, TILE: gl.constexpr):
+def load_spans(SPLITS, tile, last, TILE: gl.constexpr):
     """The rows of a tile, their first and last edges; and those of the rows of each warp, whose most edges count."""
     row = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, TILE))
     first = gl.load(SPLITS + row, mask=row < last, other=0).to(gl.int32)
     end = gl.load(SPLITS + row + 1, mask=row < last, other=0).to(gl.int32)
-    own_row = tile * 64 + _own_rows(64, 4)
+    own_row = tile * 64 + own_rows(64, 4)
     low = gl.load(SPLITS + own_row, mask=own_row < last, other=0).to(gl.int32)
     high = gl.load(SPLITS + own_row + 1, mask=own_row < last, other=0).to(gl.int32)
     return row, first, end, low, high
 
 
 @gluon.jit
-def _columns(COLS, spans):
+def load_columns(COLS, spans):
     """First and last edges of rows, their first four columns, and the most edges of a row of the warp."""
     row, first, end, low, high = spans
     columns = ()
@@ -117,19 +117,19 @@ def _columns(COLS, spans):
 
 
 @gluon.jit
-def _begin(
+def begin_walk(
     F, ROW_X, COL_X, INVERSE, columns, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
 ):  # fmt: skip
     """Coordinates of the rows, and their first two edges."""
     row, first, end, col, then, _third, _fourth, _most = columns
-    x = _load_point(ROW_X, row, first < end, 3)
-    near, f = _load_edge(F, COL_X, INVERSE, col, first < end, 16, STRIDE, SHARED, TILE)
-    then_near, then_f = _load_edge(F, COL_X, INVERSE, then, first + 1 < end, 16, STRIDE, SHARED, TILE)
+    x = load_point(ROW_X, row, first < end, 3)
+    near, f = load_edge(F, COL_X, INVERSE, col, first < end, 16, STRIDE, SHARED, TILE)
+    then_near, then_f = load_edge(F, COL_X, INVERSE, then, first + 1 < end, 16, STRIDE, SHARED, TILE)
     return x, near, f, then_near, then_f
 
 
 @gluon.jit
-def _walk(
+def walk_edges(
     F, COL_X, COLS, INVERSE, columns, first_loads, scale, STRIDE: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
     TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
     TILE: gl.constexpr,
@@ -145,17 +145,17 @@ def _walk(
     total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, TILE))
     for k in range(0, most, 2):
         edge = first + k
-        new_near, new_f = _load_edge(F, COL_X, INVERSE, third, edge + 2 < end, 16, STRIDE, SHARED, TILE)
+        new_near, new_f = load_edge(F, COL_X, INVERSE, third, edge + 2 < end, 16, STRIDE, SHARED, TILE)
         third = gl.load(COLS + edge + 4, mask=edge + 4 < end, other=0)
-        acc, total = _add(
+        acc, total = add_edge(
             acc, total, near, f, x, edge < end, scale, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP
         )  # fmt: skip
         near = new_near
         f = new_f
         if k + 1 < most:
-            new_near, new_f = _load_edge(F, COL_X, INVERSE, fourth, edge + 3 < end, 16, STRIDE, SHARED, TILE)
+            new_near, new_f = load_edge(F, COL_X, INVERSE, fourth, edge + 3 < end, 16, STRIDE, SHARED, TILE)
             fourth = gl.load(COLS + edge + 5, mask=edge + 5 < end, other=0)
-            acc, total = _add(
+            acc, total = add_edge(
                 acc, total, then_near, then_f, x, edge + 1 < end, scale,
                 M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP,
             )  # fmt: skip
@@ -165,7 +165,8 @@ def _walk(
 
 
 @gluon.jit
-def _finished(share, BATCHES: gl.constexpr):
+def finished(share, BATCHES: gl.constexpr):
+    """The results of all products, as a tuple, once they are done."""
     if BATCHES == 1:
         return (warpgroup_mma_wait(0, deps=share),)
     else:

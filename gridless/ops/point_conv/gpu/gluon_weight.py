@@ -12,22 +12,22 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
-from gridless.ops.point_conv.gpu.gluon_kernels import _arrive, _barrier, _bases, _room
+from gridless.ops.point_conv.gpu.gluon_kernels import allocate, await_copies, barrier, powers
 from gridless.ops.point_conv.gpu.gluon_walk import (
-    _batches,
-    _begin,
-    _columns,
-    _copy,
-    _finished,
-    _first,
-    _pair,
-    _result,
-    _signals,
-    _size,
-    _spans,
-    _strip,
-    _together,
-    _walk,
+    batch_first,
+    batch_size,
+    batches,
+    begin_walk,
+    copy_async,
+    finished,
+    load_columns,
+    load_spans,
+    make_signals,
+    result_of,
+    side_by_side,
+    strip_layout,
+    tile_pair,
+    walk_edges,
 )
 
 
@@ -36,7 +36,7 @@ def _copied(channels, half):
     """Layout of a copy of features of 64 rows: 16 bytes of a row; transposed, 4 rows of 8 channels, a number each."""
     if half:
         return gl.BlockedLayout([1, 8], [256 // channels, channels // 8], [4, 1], [1, 0])
-    rest = [[0, b] for b in _bases(4, 64)] + [[b, 0] for b in _bases(8, channels)]
+    rest = [[0, b] for b in powers(4, 64)] + [[b, 0] for b in powers(8, channels)]
     lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
     return gl.DistributedLinearLayout(rest[2:], lanes, rest[:2], [], [channels, 64])
 
@@ -45,9 +45,9 @@ def _copied(channels, half):
 def _room_of_rows(N: gl.constexpr, TYPE: gl.constexpr, DEEP: gl.constexpr):
     """Shared memory for DEEP matrices (64, N), or for TF32 (N, 64)."""
     if TYPE.primitive_bitwidth == 32:
-        return _room(DEEP, N, 64, TYPE)
+        return allocate(DEEP, N, 64, TYPE)
     else:
-        return _room(DEEP, 64, N, TYPE)
+        return allocate(DEEP, 64, N, TYPE)
 
 
 @gluon.jit
@@ -59,28 +59,28 @@ def _walker(
     """Four warps: B of one tile of every pair, into shared memory as soon as there is room. What following tiles begin
     with is on its way while one is walked."""
     TYPE: gl.constexpr = GRAD.dtype.element_ty
-    TILE: gl.constexpr = _strip(TYPE.primitive_bitwidth)
+    TILE: gl.constexpr = strip_layout(TYPE.primitive_bitwidth)
     grad = GRAD + strip * 16
-    columns = _columns(COLS, _spans(SPLITS, group * 2 + WHICH, last, TILE))
-    spans = _spans(SPLITS, _pair(1, group, groups) * 2 + WHICH, last, TILE)
-    first_loads = _begin(grad, ROW_X, COL_X, INVERSE, columns, P, NORMALISE, TILE)
+    columns = load_columns(COLS, load_spans(SPLITS, group * 2 + WHICH, last, TILE))
+    spans = load_spans(SPLITS, tile_pair(1, group, groups) * 2 + WHICH, last, TILE)
+    first_loads = begin_walk(grad, ROW_X, COL_X, INVERSE, columns, P, NORMALISE, TILE)
     for turn in range(0, (pairs + groups - 1) // groups):
-        following = _columns(COLS, spans)
-        spans = _spans(SPLITS, _pair(turn + 2, group, groups) * 2 + WHICH, last, TILE)
-        acc, _total = _walk(
+        following = load_columns(COLS, spans)
+        spans = load_spans(SPLITS, tile_pair(turn + 2, group, groups) * 2 + WHICH, last, TILE)
+        acc, _total = walk_edges(
             grad, COL_X, COLS, INVERSE, columns, first_loads, scale, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE,
             True, TILE,
         )  # fmt: skip
         columns = following
-        first_loads = _begin(grad, ROW_X, COL_X, INVERSE, columns, P, NORMALISE, TILE)
+        first_loads = begin_walk(grad, ROW_X, COL_X, INVERSE, columns, P, NORMALISE, TILE)
         slot = turn % DEEP
         mbarrier.wait(empty.index(slot), (turn // DEEP + 1) % 2)
-        for i in gl.static_range(_batches(M)):
-            sums = _together(acc, _first(M, i), _size(M, i), TYPE)
+        for i in gl.static_range(batches(M)):
+            sums = side_by_side(acc, batch_first(M, i), batch_size(M, i), TYPE)
             if TYPE.primitive_bitwidth == 32:
                 sums = gl.permute(sums, (1, 0))
             buffers[i].index(slot).store(sums)
-        _arrive()
+        await_copies()
         mbarrier.arrive(full.index(slot), count=1)
 
 
@@ -92,9 +92,9 @@ def _ask(F, buffer, tile, last, Q: gl.constexpr):
     row = gl.minimum(tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1 if HALF else 0, COPIED)), last - 1)
     q = gl.arange(0, Q, layout=gl.SliceLayout(0 if HALF else 1, COPIED))
     if HALF:
-        _copy(buffer, F + row[:, None] * Q + q[None, :])
+        copy_async(buffer, F + row[:, None] * Q + q[None, :])
     else:
-        _copy(buffer, F + row[None, :] * Q + q[:, None])
+        copy_async(buffer, F + row[None, :] * Q + q[:, None])
     async_copy.commit_group()
 
 
@@ -107,38 +107,42 @@ def _multiplier(
     HALF: gl.constexpr = F.dtype.element_ty != gl.float32
     BITS: gl.constexpr = 16 if HALF else 32
     share = ()
-    for i in gl.static_range(_batches(M)):
-        share = share + (gl.zeros([Q, 16 * _size(M, i)], gl.float32, layout=_result(16 * _size(M, i), BITS)),)
+    for i in gl.static_range(batches(M)):
+        share = share + (
+            gl.zeros([Q, 16 * batch_size(M, i)], gl.float32, layout=result_of(16 * batch_size(M, i), BITS)),
+        )
     _ask(F, features.index(0), group * 2, last, Q)
     for turn in range(0, (pairs + groups - 1) // groups):
         # A zero that the compiler does not know: it would work out all operands before the loop, and keep them.
         zero = turn >> 30
         slot = turn % DEEP + zero
         for which in gl.static_range(2):
-            following = _pair(turn, group, groups) * 2 + 1 if which == 0 else _pair(turn + 1, group, groups) * 2
+            following = tile_pair(turn, group, groups) * 2 + 1 if which == 0 else tile_pair(turn + 1, group, groups) * 2
             _ask(F, features.index(1 - which), following, last, Q)
             mbarrier.wait(full[which].index(slot), turn // DEEP % 2)
             async_copy.wait_group(1)
-            _arrive()
+            await_copies()
             new = ()
-            for i in gl.static_range(_batches(M)):
+            for i in gl.static_range(batches(M)):
                 b = buffers[which][i].index(slot)
                 f = features.index(which + zero)
                 if HALF:
                     new = new + (warpgroup_mma(f.permute((1, 0)), b, share[i], is_async=True),)
                 else:
                     new = new + (warpgroup_mma(f, b.permute((1, 0)), share[i], is_async=True),)
-            share = _finished(new, _batches(M))
-            _barrier()
+            share = finished(new, batches(M))
+            barrier()
             mbarrier.arrive(empty[which].index(slot), count=1)
     async_copy.wait_group(0)
-    for i in gl.static_range(_batches(M)):
-        _write(PARTS + (group * M + _first(M, i)) * (Q * P) + strip * 16, share[i], Q, P, 16 * _size(M, i), BITS)
+    for i in gl.static_range(batches(M)):
+        part = PARTS + (group * M + batch_first(M, i)) * (Q * P) + strip * 16
+        _write(part, share[i], Q, P, 16 * batch_size(M, i), BITS)
 
 
 @gluon.jit
 def _write(part, share, Q: gl.constexpr, P: gl.constexpr, N: gl.constexpr, BITS: gl.constexpr):
-    MMA: gl.constexpr = _result(N, BITS)
+    """Store a share (Q, N) whose columns are terms, 16 channels each."""
+    MMA: gl.constexpr = result_of(N, BITS)
     q = gl.arange(0, Q, layout=gl.SliceLayout(1, MMA))
     n = gl.arange(0, N, layout=gl.SliceLayout(0, MMA))
     gl.store(part + ((n // 16) * (Q * P) + n % 16)[None, :] + q[:, None] * P, share)
@@ -160,11 +164,11 @@ def weight_kernel(
     buffers = ()
     for _ in gl.static_range(2):
         parts = ()
-        for i in gl.static_range(_batches(M)):
-            parts = parts + (_room_of_rows(16 * _size(M, i), TYPE, DEEP),)
+        for i in gl.static_range(batches(M)):
+            parts = parts + (_room_of_rows(16 * batch_size(M, i), TYPE, DEEP),)
         buffers = buffers + (parts,)
-    full, empty = _signals(DEEP)
-    _arrive()
+    full, empty = make_signals(DEEP)
+    await_copies()
     gl.warp_specialize(
         [
             (_multiplier, (F, PARTS, buffers, features, full, empty, strip, group, last, pairs, groups, Q, P, M, DEEP)),

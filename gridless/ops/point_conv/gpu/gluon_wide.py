@@ -12,31 +12,31 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
-from gridless.ops.point_conv.gpu.gluon_kernels import _arrive, _barrier, _divided, _loaded, _room
+from gridless.ops.point_conv.gpu.gluon_kernels import allocate, await_copies, barrier, channels_per_load, divided
 from gridless.ops.point_conv.gpu.gluon_walk import (
-    _batches,
-    _begin,
-    _columns,
-    _copy,
-    _finished,
-    _first,
-    _pair,
-    _result,
-    _signals,
-    _size,
-    _spans,
-    _strip,
-    _together,
-    _walk,
+    batch_first,
+    batch_size,
+    batches,
+    begin_walk,
+    copy_async,
+    finished,
+    load_columns,
+    load_spans,
+    make_signals,
+    result_of,
+    side_by_side,
+    strip_layout,
+    tile_pair,
+    walk_edges,
 )
-from gridless.ops.point_conv.gpu.triton_kernels import _invert
+from gridless.ops.point_conv.gpu.triton_kernels import inverse_or_zero
 
 
 @gluon.constexpr_function
 def _copied(columns, bits):
     """Rows of Theta, 16 bytes to a lane."""
-    along = min(columns // _loaded(bits), 32)
-    return gl.BlockedLayout([1, _loaded(bits)], [32 // along, along], [4, 1], [1, 0])
+    along = min(columns // channels_per_load(bits), 32)
+    return gl.BlockedLayout([1, channels_per_load(bits)], [32 // along, along], [4, 1], [1, 0])
 
 
 @gluon.jit
@@ -57,38 +57,38 @@ def _walker(
     """Four warps: sums of one tile of every pair, strip after strip, into shared memory as soon as there is room. What
     the next strip, or tile, begins with is on its way while one is walked."""
     TYPE: gl.constexpr = F.dtype.element_ty
-    TILE: gl.constexpr = _strip(16)
+    TILE: gl.constexpr = strip_layout(16)
     STRIPS: gl.constexpr = C // 16
     SHARED: gl.constexpr = NORMALISE and FLIP
     group = gl.program_id(0)
     groups = gl.num_programs(0)
-    columns = _columns(COLS, _spans(SPLITS, group * 2 + WHICH, last, TILE))
-    following = _columns(COLS, _spans(SPLITS, _pair(1, group, groups) * 2 + WHICH, last, TILE))
-    spans = _spans(SPLITS, _pair(2, group, groups) * 2 + WHICH, last, TILE)
-    first_loads = _begin(F, ROW_X, COL_X, INVERSE, columns, C, SHARED, TILE)
+    columns = load_columns(COLS, load_spans(SPLITS, group * 2 + WHICH, last, TILE))
+    following = load_columns(COLS, load_spans(SPLITS, tile_pair(1, group, groups) * 2 + WHICH, last, TILE))
+    spans = load_spans(SPLITS, tile_pair(2, group, groups) * 2 + WHICH, last, TILE)
+    first_loads = begin_walk(F, ROW_X, COL_X, INVERSE, columns, C, SHARED, TILE)
     for step in range(0, (pairs + groups - 1) // groups * STRIPS):
         strip = step % STRIPS
         row = columns[0]
-        acc, total = _walk(
+        acc, total = walk_edges(
             F + strip * 16, COL_X, COLS, INVERSE, columns, first_loads, scale,
             C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, TILE,
         )  # fmt: skip
         done = strip == STRIPS - 1
         columns = _chosen(done, following, columns)
-        first_loads = _begin(F + (step + 1) % STRIPS * 16, ROW_X, COL_X, INVERSE, columns, C, SHARED, TILE)
+        first_loads = begin_walk(F + (step + 1) % STRIPS * 16, ROW_X, COL_X, INVERSE, columns, C, SHARED, TILE)
         if done:
-            following = _columns(COLS, spans)
-            spans = _spans(SPLITS, _pair(step // STRIPS + 3, group, groups) * 2 + WHICH, last, TILE)
+            following = load_columns(COLS, spans)
+            spans = load_spans(SPLITS, tile_pair(step // STRIPS + 3, group, groups) * 2 + WHICH, last, TILE)
         if NORMALISE and not FLIP:
-            inverse = _invert(total)
+            inverse = inverse_or_zero(total)
             if strip == 0:
                 gl.store(INVERSE + row, inverse, mask=row < last)
-            acc = _divided(acc, inverse, M)
+            acc = divided(acc, inverse, M)
         slot = step % DEEP
         mbarrier.wait(empty.index(slot), (step // DEEP + 1) % 2)
-        for i in gl.static_range(_batches(M)):
-            buffers[i].index(slot).store(_together(acc, _first(M, i), _size(M, i), TYPE))
-        _arrive()
+        for i in gl.static_range(batches(M)):
+            buffers[i].index(slot).store(side_by_side(acc, batch_first(M, i), batch_size(M, i), TYPE))
+        await_copies()
         mbarrier.arrive(full.index(slot), count=1)
 
 
@@ -98,12 +98,12 @@ def _ask(
 ):  # fmt: skip
     """Begins to copy what the strip of a step is multiplied by."""
     strip = step % (C // 16)
-    for i in gl.static_range(_batches(M)):
+    for i in gl.static_range(batches(M)):
         to = theta[i].index(step % DEEP)
         if ALONG:
-            _copy_strip(THETA + _first(M, i) * (C * P) + strip * 16, to, P, 16 * _size(M, i), C, P, True)
+            _copy_strip(THETA + batch_first(M, i) * (C * P) + strip * 16, to, P, 16 * batch_size(M, i), C, P, True)
         else:
-            _copy_strip(THETA + _first(M, i) * (C * P) + strip * 16 * P, to, 16 * _size(M, i), P, C, P, False)
+            _copy_strip(THETA + batch_first(M, i) * (C * P) + strip * 16 * P, to, 16 * batch_size(M, i), P, C, P, False)
     async_copy.commit_group()
 
 
@@ -116,9 +116,9 @@ def _copy_strip(
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPIED))
     column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPIED))
     if ALONG:
-        _copy(to, THETA + row[:, None] * C + (column // 16 * (C * P) + column % 16)[None, :])
+        copy_async(to, THETA + row[:, None] * C + (column // 16 * (C * P) + column % 16)[None, :])
     else:
-        _copy(to, THETA + (row // 16 * (C * P) + row % 16 * P)[:, None] + column[None, :])
+        copy_async(to, THETA + (row // 16 * (C * P) + row % 16 * P)[:, None] + column[None, :])
 
 
 @gluon.jit
@@ -128,7 +128,7 @@ def _multiplier(
 ):  # fmt: skip
     """Four warps: what the walkers leave, times Theta."""
     TYPE: gl.constexpr = OUT.dtype.element_ty
-    MMA: gl.constexpr = _result(P, TYPE.primitive_bitwidth)
+    MMA: gl.constexpr = result_of(P, TYPE.primitive_bitwidth)
     STRIPS: gl.constexpr = C // 16
     group = gl.program_id(0)
     groups = gl.num_programs(0)
@@ -149,21 +149,21 @@ def _multiplier(
             for which in gl.static_range(2):
                 mbarrier.wait(full[which].index(slot), step // DEEP % 2)
                 if which == 0:
-                    _arrive()
+                    await_copies()
                 product = out[which]
-                for i in gl.static_range(_batches(M)):
+                for i in gl.static_range(batches(M)):
                     right = theta[i].index(slot).permute((1, 0)) if ALONG else theta[i].index(slot)
                     product = warpgroup_mma(buffers[which][i].index(slot), right, product, is_async=True)
                 new = new + (product,)
-            out = _finished(new, 2)
-            _barrier()
+            out = finished(new, 2)
+            barrier()
             for which in gl.static_range(2):
                 mbarrier.arrive(empty[which].index(slot), count=1)
             if DEEP == 1:
                 _ask(THETA, theta, step + 1, P, C, M, ALONG, DEEP)
         column = gl.arange(0, P, layout=gl.SliceLayout(0, MMA))
         for which in gl.static_range(2):
-            row = (_pair(turn, group, groups) * 2 + which) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, MMA))
+            row = (tile_pair(turn, group, groups) * 2 + which) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, MMA))
             result = out[which]
             if HAS_BIAS:
                 result += gl.load(BIAS + column).to(gl.float32)[None, :]
@@ -185,19 +185,19 @@ def wide_kernel(
     """
     TYPE: gl.constexpr = F.dtype.element_ty
     theta = ()
-    for i in gl.static_range(_batches(M)):
+    for i in gl.static_range(batches(M)):
         if ALONG:
-            theta = theta + (_room(DEEP, P, 16 * _size(M, i), TYPE),)
+            theta = theta + (allocate(DEEP, P, 16 * batch_size(M, i), TYPE),)
         else:
-            theta = theta + (_room(DEEP, 16 * _size(M, i), P, TYPE),)
+            theta = theta + (allocate(DEEP, 16 * batch_size(M, i), P, TYPE),)
     buffers = ()
     for _ in gl.static_range(2):
         parts = ()
-        for i in gl.static_range(_batches(M)):
-            parts = parts + (_room(DEEP, 64, 16 * _size(M, i), TYPE),)
+        for i in gl.static_range(batches(M)):
+            parts = parts + (allocate(DEEP, 64, 16 * batch_size(M, i), TYPE),)
         buffers = buffers + (parts,)
-    full, empty = _signals(DEEP)
-    _arrive()
+    full, empty = make_signals(DEEP)
+    await_copies()
     gl.warp_specialize(
         [
             (_multiplier, (THETA, BIAS, OUT, buffers, theta, full, empty, last, pairs, C, P, M, HAS_BIAS, ALONG,

@@ -5,7 +5,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gridless.ops.point_conv.gpu.triton_kernels import _falloff, _invert, _load_point, _scale, _times, _value, _vector
+from gridless.ops.point_conv.gpu.triton_kernels import (
+    basis_value,
+    edge_falloff,
+    edge_scale,
+    edge_vector,
+    inverse_or_zero,
+    load_point,
+    times_power,
+)
 
 
 @triton.jit
@@ -18,10 +26,10 @@ def _slope(
         if TABLE[m * D + by] > 0:
             p = p + TABLE[m * D + by]
             for d in tl.static_range(D):
-                p = _times(p, v[d], TABLE[m * D + d] - (d == by))
+                p = times_power(p, v[d], TABLE[m * D + d] - (d == by))
     else:
         one = tl.zeros_like(v[0]) + 2.0 * SHARP
-        p = _value(v, one, m, KIND, TABLE, SHARP, D) * (v[by] - TABLE[m * D + by])
+        p = basis_value(v, one, m, KIND, TABLE, SHARP, D) * (v[by] - TABLE[m * D + by])
     return p
 
 
@@ -33,7 +41,7 @@ def sums_kernel(
     BASE: tl.constexpr, TERMS: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """OUT (S', TERMS): terms BASE to BASE + M of the sums of edge values of each target, K edges of it at a time."""
-    scale = _scale(high, low, ROW_X)
+    scale = edge_scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
@@ -49,14 +57,14 @@ def sums_kernel(
         edge = begin[:, None] + k + tl.arange(0, K)[None, :]
         on = edge < end[:, None]
         col = tl.load(COLS + edge, mask=on, other=0).to(INDEX)
-        v = _vector(x, _load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
-        w = _falloff(v, on, FALLOFF, D)
+        v = edge_vector(x, load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
+        w = edge_falloff(v, on, FALLOFF, D)
         total += w
         new = ()
         for m in tl.static_range(M):
-            new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP, D),)
+            new = new + (acc[m] + basis_value(v, w, m, KIND, TABLE, SHARP, D),)
         acc = new
-    inverse = _invert(tl.sum(total, axis=1))
+    inverse = inverse_or_zero(tl.sum(total, axis=1))
     if NORMALISE:
         tl.store(INVERSE + row, inverse, mask=live)
     for m in tl.static_range(M):
@@ -77,12 +85,12 @@ def coords_kernel(
     those of its target, R (S', TERMS). ALONG (S') holds D_i = <dF'_i, F'_i - bias>: targets add their share to it, and
     sources (FLIP), which come later, read it.
     """
-    scale = _scale(high, low, ROW_X)
+    scale = edge_scale(high, low, ROW_X)
     row = first + tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
     end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
-    x = _load_point(ROW_X, row.to(INDEX), live, D)
+    x = load_point(ROW_X, row.to(INDEX), live, D)
     inverse = tl.zeros([T], DTYPE) + 1.0
     if NORMALISE and not FLIP:
         inverse = tl.load(INVERSE + row, mask=live, other=0.0)
@@ -110,8 +118,8 @@ def coords_kernel(
         for k in range(0, tl.max(end - begin)):
             on = begin + k < end
             col = tl.load(COLS + begin + k, mask=on, other=0).to(INDEX)
-            v = _vector(x, _load_point(COL_X, col, on, D), on, scale, FLIP, DTYPE, D)
-            w = _falloff(v, on, FALLOFF, D)
+            v = edge_vector(x, load_point(COL_X, col, on, D), on, scale, FLIP, DTYPE, D)
+            w = edge_falloff(v, on, FALLOFF, D)
             if NORMALISE and FLIP:
                 inverse = tl.load(INVERSE + col, mask=on, other=0.0)
             if FEATURES:
@@ -129,7 +137,7 @@ def coords_kernel(
                     c = tl.load(R + col * TERMS + BASE + m, mask=on, other=0.0).to(DTYPE)
                 else:
                     c = row_values[m]
-                value += c * _value(v, one, m, KIND, TABLE, SHARP, D)
+                value += c * basis_value(v, one, m, KIND, TABLE, SHARP, D)
                 new = ()
                 for d in tl.static_range(D):
                     new = new + (bend[d] + c * _slope(v, m, d, KIND, TABLE, SHARP, D),)

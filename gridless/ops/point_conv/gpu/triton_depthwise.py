@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gridless.ops.point_conv.gpu.triton_kernels import _gather, _kept_inverse, _scale
+from gridless.ops.point_conv.gpu.triton_kernels import edge_scale, gather_sums, stored_inverse
 
 
 @triton.jit(do_not_specialize=["last", "tiles"])
@@ -23,7 +23,7 @@ def depthwise_kernel(
     earlier terms gave is in OUT. TOTAL is that of `gather_kernel`.
     """
     MINE: tl.constexpr = NORMALISE and not FLIP
-    scale = _scale(high, low, ROW_X)
+    scale = edge_scale(high, low, ROW_X)
     start = tl.program_id(1) * J * L
     share = ()
     if NEED_W:
@@ -32,11 +32,11 @@ def depthwise_kernel(
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile * T + tl.arange(0, T)
         live = row < last
-        acc, total = _gather(
+        acc, total = gather_sums(
             F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
             C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD, MINE and TOTAL,
         )  # fmt: skip
-        inverse = _kept_inverse(
+        inverse = stored_inverse(
             ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, total, D, FALLOFF, DTYPE, INDEX, T, MINE, TOTAL
         )
         if NEED_W:

@@ -14,19 +14,20 @@ import triton.language as tl
 
 
 @triton.jit
-def _times(p, x, E: tl.constexpr):
+def times_power(p, x, E: tl.constexpr):
+    """p x^E."""
     for _ in tl.static_range(E):
         p = p * x
     return p
 
 
 @triton.jit
-def _value(v, w, m: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr, D: tl.constexpr):
+def basis_value(v, w, m: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr, D: tl.constexpr):
     """w p_m(v)"""
     if KIND == 0:
         p = w
         for d in tl.static_range(D):
-            p = _times(p, v[d], TABLE[m * D + d])
+            p = times_power(p, v[d], TABLE[m * D + d])
     else:
         apart = (v[0] - TABLE[m * D]) * (v[0] - TABLE[m * D])
         for d in tl.static_range(1, D):
@@ -36,7 +37,7 @@ def _value(v, w, m: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP
 
 
 @triton.jit
-def _scale(high, low, X):
+def edge_scale(high, low, X):
     """1 / radius in the dtype of the coordinates; numbers reach a kernel as float32, and a double as two of them."""
     if X.dtype.element_ty == tl.float64:
         return tl.full([], high, tl.float64) + tl.full([], low, tl.float64)
@@ -45,7 +46,8 @@ def _scale(high, low, X):
 
 
 @triton.jit
-def _load_point(X, row, live, D: tl.constexpr):
+def load_point(X, row, live, D: tl.constexpr):
+    """The coordinates of a row, one tensor for each dimension."""
     x = ()
     for d in tl.static_range(D):
         x = x + (tl.load(X + row * D + d, mask=live, other=0.0),)
@@ -53,7 +55,7 @@ def _load_point(X, row, live, D: tl.constexpr):
 
 
 @triton.jit
-def _vector(x, y, on, scale, FLIP: tl.constexpr, DTYPE: tl.constexpr, D: tl.constexpr):
+def edge_vector(x, y, on, scale, FLIP: tl.constexpr, DTYPE: tl.constexpr, D: tl.constexpr):
     """(target - source) / radius; zero where there is no edge."""
     v = ()
     for d in tl.static_range(D):
@@ -63,7 +65,8 @@ def _vector(x, y, on, scale, FLIP: tl.constexpr, DTYPE: tl.constexpr, D: tl.cons
 
 
 @triton.jit
-def _falloff(v, on, FALLOFF: tl.constexpr, D: tl.constexpr):
+def edge_falloff(v, on, FALLOFF: tl.constexpr, D: tl.constexpr):
+    """The weight w of an edge; 0 where there is none."""
     if FALLOFF:
         square = v[0] * v[0]
         for d in tl.static_range(1, D):
@@ -74,7 +77,8 @@ def _falloff(v, on, FALLOFF: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _invert(total):
+def inverse_or_zero(total):
+    """1 / W, and 0 where W is 0."""
     return tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))
 
 
@@ -94,13 +98,13 @@ def _row_inverse(
         edge = begin[:, None] + k + tl.arange(0, K)[None, :]
         on = edge < end[:, None]
         col = tl.load(COLS + edge, mask=on, other=0).to(INDEX)
-        v = _vector(x, _load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
-        total += _falloff(v, on, FALLOFF, D)
-    return _invert(tl.sum(total, axis=1))
+        v = edge_vector(x, load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
+        total += edge_falloff(v, on, FALLOFF, D)
+    return inverse_or_zero(tl.sum(total, axis=1))
 
 
 @triton.jit
-def _kept_inverse(
+def stored_inverse(
     ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, total, D: tl.constexpr, FALLOFF: tl.constexpr,
     DTYPE: tl.constexpr, INDEX: tl.constexpr, T: tl.constexpr, MINE: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
@@ -108,7 +112,7 @@ def _kept_inverse(
     inverse = tl.zeros([T], DTYPE) + 1.0
     if MINE:
         if TOTAL:
-            inverse = _invert(tl.max(total, axis=1))
+            inverse = inverse_or_zero(tl.max(total, axis=1))
         else:
             inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
         if tl.program_id(1) == 0:
@@ -118,6 +122,7 @@ def _kept_inverse(
 
 @triton.jit
 def _load_cols(COLS, edge, end, U: tl.constexpr):
+    """The next U columns of each row."""
     cols = ()
     for u in tl.static_range(U):
         cols = cols + (tl.load(COLS + edge + u, mask=edge + u < end, other=0),)
@@ -136,7 +141,7 @@ def _load_edges(
     for u in tl.static_range(U):
         on = edge + u < end
         col = cols[u].to(INDEX)
-        near = near + (_load_point(COL_X, col, on, D),)
+        near = near + (load_point(COL_X, col, on, D),)
         for j in tl.static_range(J):
             channel = start + j * L + tl.arange(0, L)
             at = F + col[:, None] * C + channel[None, :]
@@ -148,7 +153,7 @@ def _load_edges(
 
 
 @triton.jit
-def _gather(
+def gather_sums(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
     C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
     FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
@@ -162,7 +167,7 @@ def _gather(
     """
     begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
     end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
-    x = _load_point(ROW_X, row.to(INDEX), live, D)
+    x = load_point(ROW_X, row.to(INDEX), live, D)
     total = tl.zeros([T, L], DTYPE)
     acc = ()
     for _ in tl.static_range(M * J):
@@ -184,8 +189,8 @@ def _gather(
         near, f, share = data
         for u in tl.static_range(U):
             on = edge + u < end
-            v = _vector(x, near[u], on, scale, FLIP, DTYPE, D)
-            w = _falloff(v, on, FALLOFF, D)
+            v = edge_vector(x, near[u], on, scale, FLIP, DTYPE, D)
+            w = edge_falloff(v, on, FALLOFF, D)
             if NORMALISE and FLIP:
                 w = w * share[u]
             if TOTAL:
@@ -197,7 +202,7 @@ def _gather(
                 total += w[:, None] * one
             new = ()
             for m in tl.static_range(M):
-                value = _value(v, w, m, KIND, TABLE, SHARP, D)[:, None]
+                value = basis_value(v, w, m, KIND, TABLE, SHARP, D)[:, None]
                 for j in tl.static_range(J):
                     new = new + (acc[m * J + j] + value * f[u * J + j].to(DTYPE),)
             acc = new
@@ -219,15 +224,15 @@ def gather_kernel(
     With TOTAL, W comes out of the walk over the edges; otherwise from another.
     """
     MINE: tl.constexpr = NORMALISE and not FLIP
-    scale = _scale(high, low, ROW_X)
+    scale = edge_scale(high, low, ROW_X)
     row = first + tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     start = tl.program_id(1) * J * L
-    acc, total = _gather(
+    acc, total = gather_sums(
         F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
         C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD, MINE and TOTAL,
     )  # fmt: skip
-    inverse = _kept_inverse(
+    inverse = stored_inverse(
         ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, total, D, FALLOFF, DTYPE, INDEX, T, MINE, TOTAL
     )
     for j in tl.static_range(J):
@@ -251,7 +256,7 @@ def fused_kernel(
     With FLIP the rows are sources, F (S', C) is the gradient of the result, and OUT is the gradient of the features:
     Theta (M, P, C) then lies across. TOTAL is that of `gather_kernel`.
     """
-    scale = _scale(high, low, ROW_X)
+    scale = edge_scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     # Sums in float16 are divided before the product, to stay in its range; others after it, which is cheaper.
@@ -266,13 +271,13 @@ def fused_kernel(
         inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, tl.float32, INDEX, T, K=16)
     out = tl.zeros([T, PB], tl.float32)
     for start in range(0, C, J * L):
-        acc, total = _gather(
+        acc, total = gather_sums(
             F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
             C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, tl.float32, INDEX, T, J, L, U, AHEAD,
             MINE and TOTAL,
         )  # fmt: skip
         if MINE and TOTAL:
-            inverse = _invert(tl.max(total, axis=1))
+            inverse = inverse_or_zero(tl.max(total, axis=1))
         for j in tl.static_range(J):
             channel = start + j * L + tl.arange(0, L)
             inside = (channel[:, None] < C) & (p[None, :] < P)
@@ -309,7 +314,7 @@ def weight_kernel(
 
     A program adds up tile after tile of sources, for L of the P channels and QB of the Q.
     """
-    scale = _scale(high, low, ROW_X)
+    scale = edge_scale(high, low, ROW_X)
     q = tl.program_id(2) * QB + tl.arange(0, QB)
     start = tl.program_id(1) * L
     share = ()
@@ -321,7 +326,7 @@ def weight_kernel(
         # On its way while the edges are walked.
         at = row.to(tl.int64)[:, None] * Q + q[None, :]
         f = tl.trans(tl.load(F + at, mask=live[:, None] & (q[None, :] < Q), other=0.0))
-        acc, _none = _gather(
+        acc, _none = gather_sums(
             GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
             P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, 1, L, U, AHEAD,
             False,
@@ -350,7 +355,7 @@ def fused_backward_kernel(
 
     PARTS (programs, M, Q, P) float32: each program's share of the weight's gradient.
     """
-    scale = _scale(high, low, ROW_X)
+    scale = edge_scale(high, low, ROW_X)
     q = tl.arange(0, QB)
     share = ()
     for _ in tl.static_range(M * J):
@@ -358,7 +363,7 @@ def fused_backward_kernel(
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile * T + tl.arange(0, T)
         live = row < last
-        acc, _none = _gather(
+        acc, _none = gather_sums(
             GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, 0, scale,
             P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, J, L, U, AHEAD,
             False,
@@ -397,25 +402,25 @@ def contract_kernel(
     T: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
     """OUT[:, column:column + WIDTH] = N G + bias, with G (S, M, WIDTH) = F Theta: sums over the edges of n_m G_m."""
-    scale = _scale(high, low, ROW_X)
+    scale = edge_scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     c = tl.program_id(1) * CB + tl.arange(0, CB)
     begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
     end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
-    x = _load_point(ROW_X, row.to(INDEX), live, D)
+    x = load_point(ROW_X, row.to(INDEX), live, D)
     acc = tl.zeros([T, CB], DTYPE)
     for k in range(0, tl.max(end - begin)):
         on = begin + k < end
         col = tl.load(COLS + begin + k, mask=on, other=0).to(INDEX)
-        v = _vector(x, _load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
-        w = _falloff(v, on, FALLOFF, D)
+        v = edge_vector(x, load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
+        w = edge_falloff(v, on, FALLOFF, D)
         for m in tl.static_range(M):
             at = (col * M + m)[:, None] * WIDTH + c[None, :]
             g = tl.load(G + at, mask=on[:, None] & (c[None, :] < WIDTH), other=0.0).to(DTYPE)
-            acc += _value(v, w, m, KIND, TABLE, SHARP, D)[:, None] * g
+            acc += basis_value(v, w, m, KIND, TABLE, SHARP, D)[:, None] * g
     if NORMALISE:
-        inverse = _kept_inverse(
+        inverse = stored_inverse(
             ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, acc, D, FALLOFF, DTYPE, INDEX, T, True, False
         )
         acc = acc * inverse[:, None]
@@ -439,6 +444,7 @@ def column_kernel(X, PARTS, rows, P: tl.constexpr, DTYPE: tl.constexpr, T: tl.co
 
 @triton.jit
 def _add_parts(PARTS, OUT, parts, size, block, K: tl.constexpr, N: tl.constexpr):
+    """N numbers of OUT: the sums over all parts, K at a time."""
     at = block * N + tl.arange(0, N)
     total = tl.zeros([K, N], PARTS.dtype.element_ty)
     for first in range(0, parts, K):

@@ -1,0 +1,187 @@
+"""Where the examples of a run are: read into memory, or packed once on disk and read batch by batch."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gridless.data import splits
+from gridless.data.files import check_writable, full
+from gridless.data.packing import INDEX, Pack, digest_of_files, pack
+from gridless.data.sessions import held_out
+from gridless.kernels.threads import num_threads
+from gridless.tasks.loading import divided
+from gridless.training.checkpoints import digest_of
+from gridless.training.examples import TrainingSet
+from gridless.training.packed import KEEP, PackedSet
+from gridless.training.recipe import Recipe
+
+# Files of more bytes are packed rather than read: read, an event takes up to 40 bytes, and 2 to 8 in its file.
+PACKED_ABOVE = 1 << 27
+# Bytes of memory that the processes that pack may take together, and those of a file for each byte on disk.
+PACKING_BYTES, EXPANSION = 1 << 30, 12
+# Beside the data: a folder that readers of folders pass over.
+BESIDE = ".gridless"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a run keeps its examples."""
+
+    keep: str = "auto"
+    """`disk`, `memory`, or `auto`: by size."""
+    folder: Path | None = None
+    """The folder of packs; None for `.gridless` beside the data."""
+
+    def __post_init__(self) -> None:
+        if self.keep not in KEEP:
+            raise ValueError(f"keep must be one of {', '.join(KEEP)}, not {self.keep!r}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of a data set, of which a pack can be made without reading them all into memory."""
+
+    dataset: Any
+    """What `gl.data.pack` takes; it can be pickled."""
+    root: Path
+    """The folder of the data."""
+    files: Sequence[Path]
+    """All files that are read: the pack is named by their content."""
+    settings: tuple
+    """How they are read: the pack is named by this, too."""
+    names: Sequence[str]
+    """The name of each item of the data set."""
+    view: Callable[[Pack, str, str], TrainingSet]
+    """The examples of a split of the pack; the last argument is `keep` of `PackedSet`."""
+
+    def pack(self, storage: Storage) -> Pack:
+        """The pack of these files, which is made if it is not there."""
+        sizes = [path.stat().st_size for path in self.files]
+        place = _place(self.root, storage)
+        digest = digest_of_files([*self.files], self.root, place / "files.json", progress=True)
+        path = place / f"pack-{_digest(f'{digest} {self.settings!r}')}"
+        if not (path / INDEX).is_file():
+            size = f"{sum(sizes) / 2**20:,.0f} MiB in {len(sizes):,} files"
+            print(f"{self.root}: {size}, packed once in {path}", file=sys.stderr, flush=True)
+        workers = max(1, min(num_threads(), sum(sizes) >> 25, PACKING_BYTES // (EXPANSION * max(sizes, default=1) + 1)))
+        large = sum(sizes) / max(len(sizes), 1) > 1 << 22
+        about = {"source": str(self.root), "items": list(self.names)}
+        return _pack(self.dataset, path, workers, about, together=1 if large else 16)
+
+
+def examples_of(packed: Pack, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The examples of the items `names` in a pack, in that order, and the place in `names` that each came from."""
+    numbers = {name: number for number, name in enumerate(packed.about["items"])}
+    items = torch.tensor([numbers[name] for name in names], dtype=torch.int64)
+    first, end = (torch.searchsorted(packed.items, items, right=right) for right in (False, True))
+    owner = torch.repeat_interleave(torch.arange(len(names)), end - first)
+    before = (end - first).cumsum(0) - (end - first)
+    return torch.arange(len(owner)) + (first - before)[owner], owner
+
+
+def load_splits(
+    task: Any,
+    recipe: Recipe,
+    path: Path | None,
+    names: Sequence[str],
+    storage: Storage | None = None,
+    held_out_list: Path | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> list[TrainingSet]:
+    """The examples of some splits of a recipe's data: from a pack, or in memory.
+
+    Args:
+        task: the task of the recipe.
+        recipe: names the data set and its options.
+        path: the folder of the data; a pack of `gl.data.pack`; or None for data that is generated.
+        names: the splits, all of the training part, or `test` alone.
+        storage: where examples are kept; None reads all but packs into memory.
+        held_out_list: a file that lists those for validation, instead of the data's own rule.
+        about: of saved weights, as which classes are numbered.
+    """
+    storage = storage or Storage("memory" if path is None or not (path / INDEX).is_file() else "auto")
+    if path is not None and (path / INDEX).is_file():
+        return [_part_of(Pack(path), name, recipe, storage) for name in names]
+    source = None if storage.keep == "memory" else task.source(recipe, path, names[0], held_out_list, about)
+    if source is not None and (storage.keep == "disk" or _bytes(source.files) > PACKED_ABOVE):
+        packed = source.pack(storage)
+        return [source.view(packed, name, storage.keep) for name in names]
+    if list(names) == ["fit", "validation"] and recipe.data == "folder":
+        # A folder is read once for both.
+        whole = task.load(recipe, path, "train", held_out_list, about)
+        parts = divided(whole) if whole.listing is not None else {}
+        sets = [parts[name] if parts else task.load(recipe, path, name, held_out_list, about) for name in names]
+    else:
+        sets = [task.load(recipe, path, name, held_out_list, about) for name in names]
+    return [_on_disk(each, path, storage) for each in sets] if storage.keep == "disk" else sets
+
+
+def _bytes(files: Sequence[Path]) -> int:
+    return sum(path.stat().st_size for path in files)
+
+
+def _place(root: Path, storage: Storage) -> Path:
+    """The folder of packs of the data in `root`."""
+    place = storage.folder or (root if root.is_dir() else root.parent) / BESIDE
+    check_writable(place, "--cache")
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _pack(dataset: Any, path: Path, workers: int, about: dict[str, Any], **settings: Any) -> Pack:
+    try:
+        return pack(dataset, path, workers=workers, about=about, **settings)
+    except OSError as error:
+        if full(error) is None:
+            raise
+        remedy = "Make room, or give another folder, --cache DIR; the same command goes on where it ended."
+        raise OSError(error.errno, f"{full(error)} while packing {path}. {remedy}") from error
+
+
+def _part_of(packed: Pack, split: str, recipe: Recipe, storage: Storage) -> TrainingSet:
+    """A split of a pack that the user made: of each class the last fifth is held out, as nothing tells sessions."""
+    is_test = packed.about.get("split") == "test"
+    if (splits.check(split) == "test") != is_test:
+        remedy = "Test packs are made with gl.data.pack(..., about={'split': 'test'})."
+        raise ValueError(f"{packed.path}: this pack has no part {split!r}. {remedy}")
+    rows = range(len(packed))
+    if split in ("fit", "validation"):
+        numbers = packed.labels.tolist() if packed.labels.ndim == 1 and not packed.labels.is_floating_point() else []
+        chosen = set(held_out(numbers or [0] * len(packed), [f"{i}" for i in rows])[0])
+        rows = [i for i in rows if (i in chosen) == (split == "validation")]
+    features = recipe.data_options.get("features", ())
+    parts = packed.class_names if "part" in packed.row_names else ()
+    return PackedSet.of_pack(packed, torch.tensor(rows), storage.keep, features=features, parts=parts)
+
+
+class _Examples:
+    """The examples of a set in memory, one by one."""
+
+    def __init__(self, data: TrainingSet) -> None:
+        self.data, self.class_names = data, data.class_names
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        return self.data.cut(torch.tensor([i])), self.data.labels[i]
+
+
+def _on_disk(data: TrainingSet, root: Path | None, storage: Storage) -> TrainingSet:
+    """A set that was read into memory, as a pack."""
+    place = _place(Path() if root is None else root, storage)
+    packed = _pack(_Examples(data), place / f"pack-{_digest(digest_of(data))}", 1, {"source": str(root)})
+    names = ("class_names", "features", "parts", "values", "files", "scales", "listing")
+    return PackedSet.of_pack(packed, keep="disk", **{name: getattr(data, name) for name in names})
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
