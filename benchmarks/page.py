@@ -293,9 +293,9 @@ def taps(r: dict[str, Any]) -> Made:
         "`TapConv` beside spconv 2.3.8's `SubMConv3d`, 27 taps, voxels of 5 or 10 cm, 32 to 256 channels: medians over "
         "22 scans of SemanticKITTI where a row says so, else scan 0 of sequence 00. Eager, indices kept unless said. "
         "Both sides have the named precision: TF32 by `SPCONV_ALLOW_TF32`; IEEE float32 of ours is three products of "
-        "TF32, with an error under 7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1, with indices "
-        "made anew (6 scans). Narrow layers whose indices are made anew are slower than spconv's: the search waits for the "
-        "host. spconv-triton 1.0.0 had not tuned its first layer after 25 s."
+        "TF32, with an error under 7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1, indices are "
+        "made anew (6 scans). Narrow layers whose indices are made anew are slower than spconv's: the search waits for "
+        "the host. spconv-triton 1.0.0 had not tuned its first layer after 25 s."
     )
     return "Voxels", f"{words} {origin(r['taps'])}", COLUMNS, rows
 

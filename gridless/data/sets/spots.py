@@ -23,8 +23,8 @@ from gridless.data import splits
 from gridless.data.archives import read_archives
 from gridless.data.base import Examples, Steps
 from gridless.data.errors import FormatError
-from gridless.data.folder import RECORDINGS, Listing, listing
 from gridless.data.limits import Limits
+from gridless.data.listing import RECORDINGS, Listing, listing
 from gridless.data.numpy_files import array_of
 from gridless.data.readers.events import read_events
 from gridless.kernels.progress import track
