@@ -62,7 +62,7 @@ def exact(r: Results) -> Row:
     errors = [row["error"] for row in r["streaming"]["results"].values() if "error" in row]
     engine, window = ([error[who] for error in errors] for who in ("engine", "window"))
     cut = f"history cut after four decay times, as the authors trained: {min(window):.2f} to {max(window):.2f}"
-    what = "live answers against the same network on whole recordings, relative difference"
+    what = "live predictions against whole recordings, relative difference"
     return what, "Arm Neoverse N1", f"**{max(engine):.0e}** at most", cut
 
 
