@@ -1,7 +1,7 @@
-"""Train a point-cloud classifier on procedural shapes, save it, load it again and ask it.
+"""Train a point-cloud classifier on generated shapes, save it, load it again and predict with it.
 
 python examples/classify_clouds.py            half a minute on two cores
-python examples/classify_clouds.py --quick    seconds, to see that it runs
+python examples/classify_clouds.py --quick    a smoke test of a few seconds
 """
 
 import argparse
@@ -16,7 +16,7 @@ import gridless as gl
 
 
 def loader(size: int, seed: int, plan: gl.Plan, transform: tuple = (), shuffle: bool = False) -> DataLoader:
-    """Clouds of 256 points. The plan is the last transform: it runs wherever the loader's workers do."""
+    """Returns batches of clouds of 256 points. The plan is the last transform, so it runs in the loader's workers."""
     data = gl.data.Shapes(size, points=256, seed=seed, transform=[*transform, plan])
     return DataLoader(data, 32, shuffle=shuffle, collate_fn=gl.collate)
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> float:
 
     names = gl.data.Shapes.class_names
     model = gl.models.point_resnet_plus(len(names), width=16, lift=128, spacing=0.12, levels=2, stem_radius=0.2)
-    print(model.plan, end="\n\n")  # what coordinates alone decide, a line each
+    print(model.plan, end="\n\n")  # one line per search or sampling
 
     augment = (gl.augment.Shuffle(), gl.augment.Jitter(0.01, 0.02), gl.augment.Scale(0.8, 1.25))
     train = loader(336 if quick else 1120, 0, model.plan, augment, shuffle=True)

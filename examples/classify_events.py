@@ -1,9 +1,9 @@
-"""Train an event network on simulated recordings of moving digits, then let it watch one live.
+"""Train an event network on simulated recordings of moving digits, then run it live on one.
 
-The network has the stream head: it answers after every event of its last stream, in constant memory.
+The network has the stream head: it predicts after every event of its last stream, in constant memory.
 
 python examples/classify_events.py            a minute or two on two cores
-python examples/classify_events.py --quick    seconds, to see that it runs
+python examples/classify_events.py --quick    a smoke test of a few seconds
 """
 
 import argparse
@@ -39,15 +39,15 @@ def main(argv: list[str] | None = None) -> float:
     model = gl.models.event_resnet(KINDS, (34, 34), head="stream", dropout=0.0, **settings)
     for layer in model.modules():
         if isinstance(layer, gl.nn.BatchNorm):
-            layer.momentum = 0.1  # a short training: let the running statistics follow quickly
-    print(model.plan, end="\n\n")  # each level fires the next, coarser one
+            layer.momentum = 0.1  # short training: running statistics must follow quickly
+    print(model.plan, end="\n\n")  # events of each level fire those of the next, coarser one
 
     train, test = loader(48 if quick else 300, 0, model.plan), loader(12 if quick else 90, 1, model.plan)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     for epoch in range(1 if quick else 8):
         model.train()
         for geometry, label in train:
-            loss, _ = model.loss(geometry, label)  # over all answers, early ones too
+            loss, _ = model.loss(geometry, label)  # mean over all predictions, early ones too
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -1,7 +1,7 @@
-"""A basis of your own: the fixed functions whose learned combination is the kernel of a convolution.
+"""Write your own basis: the fixed functions whose learned combination is the kernel of a convolution.
 
-A basis is any object with `dim`, `size`, a call from vectors (..., D) to values (..., M), and `description()`. The
-first one below can be told in numbers, so that compiled kernels run it; the second cannot, and runs in plain torch.
+A basis is any object with `dim`, `size`, a call from vectors (..., D) to values (..., M), and `description()`. `Even`
+describes itself to the compiled kernels. `Rings` cannot, and runs in plain torch.
 
 python examples/custom_basis.py
 """
@@ -19,7 +19,7 @@ from gridless.ops.point_conv.edge_function import MONOMIALS
 
 @dataclass(frozen=True)
 class Even:
-    """1, x^2, y^2, z^2: kernels that do not know left from right. Monomials, so every backend can run them."""
+    """Monomials 1, x^2, y^2, z^2: kernels that are symmetric along each axis. Every backend runs them."""
 
     dim: int = 3
 
@@ -31,14 +31,14 @@ class Even:
         return torch.cat([torch.ones_like(vector[..., :1]), vector.square()], -1)
 
     def description(self) -> Description:
-        """M rows of D exponents, one after the other."""
+        """Returns M rows of D exponents, flattened."""
         rows = [[0] * self.dim] + [[2 * (a == b) for b in range(self.dim)] for a in range(self.dim)]
         return Description(MONOMIALS, tuple(float(e) for row in rows for e in row))
 
 
 @dataclass(frozen=True)
 class Rings:
-    """cos(pi k |v|), k = 0 to size - 1: kernels that depend on distance alone. No compiled kernel knows cosines."""
+    """Cosines cos(pi k |v|), k = 0 to size - 1: kernels of the distance alone. No compiled kernel supports them."""
 
     size: int = 4
     dim: int = 3
@@ -64,16 +64,16 @@ def main(argv: list[str] | None = None) -> tuple[float, float]:
     even = gl.nn.PointConv(near, 8, 16, basis=Even())
     fast = even(features, geometry)  # the compiled kernel
     with gl.use_backend("reference"):
-        slow = even(features, geometry)  # the specification, in torch
+        slow = even(features, geometry)  # the reference in torch
     difference = float((fast - slow).abs().max())
     print(f"{even}\n  compiled and reference differ by {difference:.1e}")
 
-    # A kernel that depends on distance alone gives the same features however the cloud is turned.
+    # A kernel of the distance alone is invariant to rotations of the cloud.
     rings = gl.nn.PointConv(near, 8, 16, basis=Rings())
-    turn = torch.linalg.qr(torch.randn(3, 3)).Q
+    rotation = torch.linalg.qr(torch.randn(3, 3)).Q
     with gl.use_backend("reference"):
-        change = float((rings(features, geometry) - rings(features, plan(coords @ turn.T))).abs().max())
-    print(f"{rings}\n  turning the cloud changes the features by {change:.1e}")
+        change = float((rings(features, geometry) - rings(features, plan(coords @ rotation.T))).abs().max())
+    print(f"{rings}\n  rotating the cloud changes the features by {change:.1e}")
 
     try:
         rings(features, geometry)

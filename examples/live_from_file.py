@@ -1,7 +1,6 @@
-"""Run an event network live on a recording: packets go in, predictions come out, and how they are cut does not matter.
+"""Run an event network live on a recording, packet by packet, and compare it with the network on the whole recording.
 
-The weights are random here; `gridless train` and `gl.load(...)` bring real ones. What is shown is the machinery: the
-live engine gives what the network gives on the whole recording, event by event.
+The predictions do not depend on the size of packets. The weights are random here; use `gl.load(...)` for trained ones.
 
 python examples/live_from_file.py [RECORDING]
 """
@@ -37,7 +36,7 @@ def run(file: Path) -> tuple[float, bool]:
     engine = gl.stream(model)
 
     prediction = None
-    for packet in recording(file, events.sensor, packet=1000):  # as a camera sends them: a millisecond at a time
+    for packet in recording(file, events.sensor, packet=1000):  # 1,000 us each, as from a camera
         for answer in engine.push(packet):
             prediction = answer
     if prediction is None:
@@ -45,14 +44,14 @@ def run(file: Path) -> tuple[float, bool]:
     print(f"{engine.events_seen} events in, last answer at {prediction.time / 1000:.1f} ms:")
     print("  " + " ".join(f"{p:.2f}" for p in prediction.logits.softmax(0)))
 
-    # The whole recording at once, through the ordinary forward.
+    # The whole recording at once, through forward.
     with torch.no_grad():
         geometry = model.plan(events)
         every = model.predictions(geometry)
     error = float((prediction.logits - every[-1]).abs().max() / every.abs().max())
     print(f"relative difference from the network on the whole recording: {error:.1e}")
 
-    # A state is a dict of tensors: stop here, go on elsewhere.
+    # The state is a dict of tensors: save it, and continue in another engine.
     half = len(events) // 2
     engine.reset()
     engine(events[:half])

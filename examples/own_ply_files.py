@@ -1,6 +1,6 @@
-"""Train on your own files: a folder of clouds, one subfolder per class. `gridless train own-clouds` does more of it.
+"""Train on your own files: a folder of clouds, one subfolder per class. The command is `gridless train own-clouds`.
 
-python examples/own_ply_files.py               writes a few files into a temporary folder first
+python examples/own_ply_files.py               writes sample files to a temporary folder first
 python examples/own_ply_files.py my_scans/     my_scans/CLASS/*.ply (or .las, .npy, .off ...), any number of points
 """
 
@@ -16,7 +16,7 @@ import gridless as gl
 
 
 def write_files(folder: Path, per_class: int) -> None:
-    """What your scanner does: binary PLY, in millimetres, far from the origin, of different sizes."""
+    """Writes files as a scanner would: binary PLY, in millimetres, far from the origin, of different sizes."""
     shapes = gl.data.Shapes(4 * per_class, points=400, class_names=["mug", "chair", "ring", "stairs"])
     for i in range(len(shapes)):
         coords, label = shapes[i]
@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> float:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as made:
-        folder = options.folder or Path(made)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
         if options.folder is None:
             write_files(folder, 30 if options.quick else 40)
         return train(folder, 9 if options.quick else 10)
@@ -42,13 +42,13 @@ def main(argv: list[str] | None = None) -> float:
 
 def train(folder: Path, epochs: int) -> float:
     torch.manual_seed(0)
-    # Centred, on the unit sphere, y up. Whole sessions are held out where names tell them, else the last of each class.
+    # Clouds are centred, on the unit sphere, with y up. Whole sessions are held out, if file names tell them apart.
     held_out = gl.data.CloudFolder(folder, "validation", points=400, up="z")
     classes = held_out.class_names
     model = gl.models.point_resnet_plus(len(classes), width=16, lift=128, spacing=0.12, levels=2, stem_radius=0.2)
     augment = [gl.augment.Shuffle(), gl.augment.RotateAboutUp(up="y"), gl.augment.Jitter(0.01, 0.02)]
-    learned = gl.data.CloudFolder(folder, "fit", points=400, up="z", transform=[*augment, model.plan])
-    batches = DataLoader(learned, 16, shuffle=True, collate_fn=gl.collate)
+    trained = gl.data.CloudFolder(folder, "fit", points=400, up="z", transform=[*augment, model.plan])
+    batches = DataLoader(trained, 16, shuffle=True, collate_fn=gl.collate)
     test = model.plan(gl.collate([held_out[i][0] for i in range(len(held_out))]))
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for epoch in range(epochs):

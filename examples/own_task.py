@@ -1,11 +1,11 @@
-"""A task of your own in one file: regression. The network estimates the volume of an ellipsoid from points on it.
+"""Write your own task in one file: regression. The network estimates the volume of an ellipsoid from points on it.
 
 gridless train examples/own_task.yaml --out runs/volume
 gridless evaluate runs/volume/weights --task examples/own_task.py:Volume
 gridless predict my.ply --weights runs/volume/weights --task examples/own_task.py:Volume
 
 python examples/own_task.py            the first two of these: half a minute on two cores
-python examples/own_task.py --quick    seconds, to see that it runs
+python examples/own_task.py --quick    a smoke test of a few seconds
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Volume(Task):
     data = ("ellipsoids",)
 
     def load(self, recipe, path, split, held_out_list=None, about=None):
-        """Random ellipsoids, other ones for each split. Labels may be any numbers, here float32."""
+        """Returns random ellipsoids, different ones for each split. Labels may have any dtype, here float32."""
         seed = {"train": 0, "fit": 0, "validation": 1, "test": 2}[split]
         size = recipe.data_options.get("size" if seed == 0 else "held_out", 256)
         generator = torch.Generator().manual_seed(seed)
@@ -43,7 +43,7 @@ class Volume(Task):
 
     @torch.no_grad()
     def score(self, model, batch):
-        """(B, 1): the error of each example."""
+        """Returns the absolute error of each example, (B, 1)."""
         return (model(batch.geometry)[:, 0] - batch.labels).abs().double()[:, None]
 
     def figures(self, scores, data):
@@ -57,7 +57,7 @@ class Volume(Task):
 
 
 def main(argv: list[str] | None = None) -> tuple[float, float]:
-    """Train and evaluate as the command line does; returns the mean error, and that of guessing the mean volume."""
+    """Trains and evaluates by the command line. Returns the mean error, and the error of always predicting the mean."""
     from gridless.cli.main import main as gridless
 
     parser = argparse.ArgumentParser()

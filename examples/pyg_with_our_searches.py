@@ -1,4 +1,4 @@
-"""A PyTorch Geometric network on our searches: ball and rejection sampling give edge_index, the layers stay PyG's.
+"""Train a PyTorch Geometric network on our searches: a ball search gives edge_index, the layers are PyG's.
 
 python examples/pyg_with_our_searches.py [--quick]
 """
@@ -15,7 +15,7 @@ import gridless as gl
 
 
 class PointNet(nn.Module):
-    """Two levels of PyG's PointNetConv. The plan says what is searched and sampled; PyG convolves along it."""
+    """Two levels of PyG's PointNetConv, along the edges of a plan."""
 
     def __init__(self, classes: int, radius: float = 0.25) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class PointNet(nn.Module):
         self.coarse = plan.rejection_sample(near)
         self.down = plan.ball(self.fine, self.coarse, radius)
         self.wide = plan.ball(self.coarse, self.coarse, 2 * radius)
-        # Our balls already hold the point itself.
+        # Our balls contain the point itself.
         self.conv1 = PointNetConv(MLP([3, 32, 64]), add_self_loops=False)
         self.conv2 = PointNetConv(MLP([64 + 3, 64, 128]), add_self_loops=False)
         self.head = MLP([128, 64, classes])

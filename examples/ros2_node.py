@@ -2,10 +2,11 @@
 
     python examples/ros2_node.py --ros-args -p weights:=n-cars-stream -p topic:=/event_camera/events
 
-It subscribes to `event_camera_msgs/EventPacket`, runs the network event by event, and publishes what it finds as
-`std_msgs/String` on `~/prediction`: {"time": microseconds, "class": name, "probability": share}. The camera may have
-more pixels than the network: `pool` makes N x N of them one, and `crop` ([x, y]) is the first; others are left out.
-The node needs ROS 2 (`rclpy`) and the package `event_camera_msgs`. What it computes, `Predictor`, needs neither.
+The node subscribes to `event_camera_msgs/EventPacket` and runs the network event by event. It publishes predictions as
+`std_msgs/String` on `~/prediction`: {"time": microseconds, "class": name, "probability": number}.
+
+If the camera has more pixels than the network, `pool` makes N x N pixels one, and `crop` ([x, y]) is the first pixel
+that is used. The node needs ROS 2 (`rclpy`) and the package `event_camera_msgs`. `Predictor` needs neither.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gridless.live.sources import Fit
 
 
 class Predictor:
-    """Predictions of a network from packets of a camera."""
+    """Predicts from the packets of a camera, one message at a time."""
 
     def __init__(self, weights: str, crop: tuple[int, int] = (0, 0), pool: int = 1) -> None:
         model = gl.load(weights)
@@ -31,21 +32,21 @@ class Predictor:
         self.decode = PacketDecoder("the camera")
 
     def __call__(self, message: Any) -> Iterator[dict[str, Any]]:
-        """What the network says while it takes the events of a message."""
+        """Yields the predictions that the events of a message cause."""
         packet = self.decode(message)
         columns = {"x": packet.pixel[:, 0], "y": packet.pixel[:, 1], "t": packet.time, "p": packet.polarity}
-        # Some cameras send events of one moment out of order.
+        # Some cameras send almost simultaneous events out of order.
         events = self.fit(gl.Events.of(columns, packet.sensor, repair="sort"))
         for prediction in self.engine.push(events):
-            yield self._said(prediction.time, prediction.logits)
+            yield self._as_dict(prediction.time, prediction.logits)
 
     def last(self) -> dict[str, Any] | None:
-        """What the network says now; None before the first event."""
-        return self._said(self.engine.time, self.engine.predict()) if self.engine.events_seen else None
+        """Returns the prediction at the last event, or None before the first event."""
+        return self._as_dict(self.engine.time, self.engine.predict()) if self.engine.events_seen else None
 
-    def _said(self, time: int, logits: Any) -> dict[str, Any]:
-        share, best = logits.softmax(0).max(0)
-        return {"time": int(time), "class": self.names[int(best)], "probability": round(float(share), 4)}
+    def _as_dict(self, time: int, logits: Any) -> dict[str, Any]:
+        probability, best = logits.softmax(0).max(0)
+        return {"time": int(time), "class": self.names[int(best)], "probability": round(float(probability), 4)}
 
 
 def main() -> None:
@@ -62,11 +63,11 @@ def main() -> None:
         def __init__(self) -> None:
             super().__init__("gridless")
             defaults = {"weights": "n-cars-stream", "topic": "/event_camera/events", "crop": [0, 0], "pool": 1}
-            said = {name: self.declare_parameter(name, value).value for name, value in defaults.items()}
-            self.predict = Predictor(said["weights"], tuple(said["crop"]), said["pool"])
+            values = {name: self.declare_parameter(name, value).value for name, value in defaults.items()}
+            self.predict = Predictor(values["weights"], tuple(values["crop"]), values["pool"])
             self.publisher = self.create_publisher(String, "~/prediction", 10)
-            self.create_subscription(EventPacket, said["topic"], self.take, qos_profile_sensor_data)
-            # Networks that are asked, rather than speak for themselves, are asked ten times a second.
+            self.create_subscription(EventPacket, values["topic"], self.take, qos_profile_sensor_data)
+            # Publish ten times a second, also for networks that predict only on request.
             self.create_timer(0.1, self.ask)
             self.lost = 0
 

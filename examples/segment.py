@@ -1,9 +1,9 @@
-"""Segment point clouds: which points of a lamp, a table or a bottle are its foot, its middle, its top?
+"""Segment point clouds: label the points of a lamp, a table or a bottle as foot, middle or top.
 
-The network is not told where a point is, only where its neighbours are from it: it must know the shapes.
+The network gets the positions of neighbours relative to each point, not the height of the point: it must learn shapes.
 
 python examples/segment.py            half a minute on two cores
-python examples/segment.py --quick    seconds, to see that it runs
+python examples/segment.py --quick    a smoke test of a few seconds
 """
 
 import argparse
@@ -18,7 +18,7 @@ PARTS = ("foot", "middle", "top")
 
 
 class Parts(Dataset):
-    """Geometry whose points know which part they are of: `geometry["X0"].rows["part"]`."""
+    """Shapes as geometry. The part of each point is `geometry["X0"].rows["part"]`."""
 
     def __init__(self, size: int, seed: int, plan: gl.Plan) -> None:
         self.shapes = gl.data.Shapes(size, points=256, seed=seed, class_names=["lamp", "table", "bottle"])
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> float:
     model = gl.models.point_unet(len(PARTS), width=16, levels=3, radius=0.15, dropout=0.0)
     for layer in model.modules():
         if isinstance(layer, gl.nn.BatchNorm):
-            layer.momentum = 0.1  # a short training: let the running statistics follow quickly
+            layer.momentum = 0.1  # short training: running statistics must follow quickly
     train = DataLoader(Parts(150 if quick else 480, 0, model.plan), 16, shuffle=True, collate_fn=gl.collate)
     test = DataLoader(Parts(16 if quick else 96, 1, model.plan), 16, collate_fn=gl.collate)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -1,9 +1,9 @@
-"""Train a small SparseUNet, written with spconv's names, on LiDAR scans, and label a scene that it has not seen.
+"""Train a small SparseUNet, written for spconv, on LiDAR scans, and label a scene that it has not seen.
 
-Without the scans of SemanticKITTI (../shared/data, or --scans) a generated street takes their place.
+--scans is a folder of SemanticKITTI, or its pack. Without it, the program generates scans of a street.
 
 python examples/sparse_unet.py            minutes on two cores
-python examples/sparse_unet.py --quick    seconds, to see that it runs
+python examples/sparse_unet.py --quick    a smoke test of a few seconds
 """
 
 import argparse
@@ -26,7 +26,7 @@ def layer(conv: SparseConvolution) -> spconv.SparseSequential:
 
 
 class Level(spconv.SparseModule):
-    """`depth` coarser levels, and back; features of the same voxels are joined."""
+    """Goes down `depth` levels and back up. Skips join features of the same voxels."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Level(spconv.SparseModule):
 
 
 def voxels_of(scan: gl.Cloud, side: float, device: str) -> tuple[spconv.SparseConvTensor, Tensor, Tensor]:
-    """The occupied voxels with (intensity, height, distance), the label of each, and the voxel of each point."""
+    """Returns occupied voxels with (intensity, height, distance), the label of each, and the voxel of each point."""
     x = scan.coords
     cell, voxel = ((x - x.amin(0)) / side).int().unique(dim=0, return_inverse=True)
     rows = torch.stack([scan.rows["intensity"], x[:, 2] / 2, x[:, :2].norm(dim=1) / 20], 1)
@@ -54,7 +54,7 @@ def voxels_of(scan: gl.Cloud, side: float, device: str) -> tuple[spconv.SparseCo
 
 
 def street(seed: int) -> gl.Cloud:
-    """A generated scan: a road (8), a row of cars (0) and a wall (12)."""
+    """Returns a generated scan: a road (label 8), a row of cars (0) and a wall (12)."""
     box, kind = torch.rand(6000, 3, generator=torch.Generator().manual_seed(seed)), torch.arange(6000) % 3
     size = torch.tensor([[40, 8, 0.05], [40, 2, 1.5], [40, 0.3, 6]])[kind]
     x = box * size + torch.tensor([[0, 0, 0], [0, 8, 0], [0, 11, 0]])[kind]
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> float:
         train, test = (gl.data.SemanticKITTI(options.scans, split) for split in ("fit", "validation"))
         clouds, scene = [train[i][0] for i in range(6 if options.quick else len(train))], test[0][0]
     else:
-        print(f"There is no {options.scans}: a generated street takes its place.")
+        print(f"There is no {options.scans}: using generated scans of a street.")
         *clouds, scene = map(street, range(7))
     scans = [voxels_of(cloud, side, device) for cloud in clouds]
     stem, head = layer(spconv.SubMConv3d(3, width, 3, indice_key="level2")), nn.Linear(width, CLASSES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import json
 import os
@@ -71,6 +72,42 @@ class Browser:
                 raise TimeoutError(f"{expression} was not true after {seconds} s; complaints: {self.complaints}")
             time.sleep(0.1)
         return value
+
+    def resize(self, width: int, height: int, phone: bool = False) -> None:
+        """A window of so many pixels; a phone has fingers, and a screen twice as fine."""
+        self._ask(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=phone,
+            deviceScaleFactor=2 if phone else 1,
+        )  # fmt: skip
+        self._ask("Emulation.setTouchEmulationEnabled", enabled=phone)
+
+    def dark(self, wanted: bool = True) -> None:
+        feature = {"name": "prefers-color-scheme", "value": "dark" if wanted else "light"}
+        self._ask("Emulation.setEmulatedMedia", features=[feature])
+
+    def choose(self, selector: str, *files: Path) -> None:
+        """Files for an <input type=file>, as if they were chosen by hand."""
+        root = self._ask("DOM.getDocument")["root"]["nodeId"]
+        node = self._ask("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self._ask("DOM.setFileInputFiles", nodeId=node, files=[str(file) for file in files])
+
+    def drop(self, *files: Path) -> None:
+        """Files that are dragged onto the middle of the page."""
+        data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self._ask("Input.dispatchDragEvent", type=kind, x=200, y=200, data=data)
+
+    def picture(self, path: Path, whole: bool = True) -> Path:
+        """A screenshot of the page as PNG: all of it, or what the window shows."""
+        answer = self._ask(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole, **(self._all() if whole else {})
+        )
+        path.write_bytes(base64.b64decode(answer["data"]))
+        return path
+
+    def _all(self) -> dict[str, Any]:
+        size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
+        return {"clip": {**size, "scale": 1}}
 
     def _ask(self, method: str, **params: Any) -> dict[str, Any]:
         self._number += 1

@@ -146,11 +146,11 @@ def test_every_result_is_a_table_for_readers(monkeypatch: pytest.MonkeyPatch):
     assert not re.findall(r"\b\w+_h\d\b|\babout \w+:|\bscipy\b|\bpyg\b|\b1M\b", text)
     for script in re.findall(r"^By (`.*?\.py`)\. ", text, re.M):
         assert all((ROOT / path).is_file() for path in re.findall(r"`(\S+)`", script)), script
-    assert text.count("\nBy `benchmarks/") == text.count("\n## ")
+    assert text.count("\nBy `benchmarks/") == text.count("\n### ")
     assert page.number(12345.6) == "12,346"
     assert page.number(float("nan")) == "not measured"
     del page.TABLES[page.digits]
-    with pytest.raises(ValueError, match=r"no table tells of \['nmnist_folds'\]: write one"):
+    with pytest.raises(ValueError, match=r"no table shows \['nmnist_folds'\]: write one"):
         page.benchmarks()
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 import gridless as gl
 from gridless.kernels.progress import track
 from gridless.pictures import UP, figures
-from gridless.pictures.colours import BLUE, RED
+from gridless.pictures.colours import BLUE, ORANGE, RED, Legend, entry
 from gridless.pictures.page import Page, cloud, image
 
 # Recordings that run live, the microseconds of a packet, and recordings that the shipped weights see.
@@ -255,16 +255,18 @@ def _points(page: Page, shapes: Trained) -> None:
     colours, sizes = np.tile(BLUE, (len(example), 1)), np.full(len(example), 6, np.uint8)
     splits, source = near.splits.numpy(), near.source.numpy()
     for i in range(0, near.num_target, max(1, near.num_target // 5)):
-        colours[source[splits[i] : splits[i + 1]]] = (240, 160, 30)
+        colours[source[splits[i] : splits[i + 1]]] = ORANGE
     colours[sample.parent_index.numpy()] = RED
     sizes[sample.parent_index.numpy()] = 11
     name = shapes.data.class_names[int(shapes.data.labels[6])]
     figure, kept, total = _sampling()
     page.row(
         cloud(example[:, UP["y"]].numpy(), colours, sizes,
-              f"A {name}: samples red, a few neighbourhoods orange. Drag to turn."),
+              f"A {name}, with a sample and the neighbourhoods of a few samples. Drag to turn.",
+              Legend([entry("sample", RED), entry("a few neighbourhoods", ORANGE), entry("other points", BLUE)])),
         image(figure, f"{kept} of {total} points, taken at random and by rejection: no two samples are neighbours, and "
-              "no point is left without one. Crosses are points that no sample sees."),
+              "no point is left without one.",
+              Legend([entry("point", BLUE), entry("sample and its ball", RED), entry("in no ball", (0, 0, 0))])),
     )  # fmt: skip
     page.row(
         image(_curve(shapes), "Accuracy by epoch."),
@@ -282,8 +284,9 @@ def _events(page: Page, glyphs: Trained) -> None:
         f"{glyphs.results['examples']:,} recordings of a simulated event camera that watches drawn digits move, with "
         "uneven thresholds, pixels that rest after firing, and events that come from nothing."
     )
-    page.row(cloud(span, colours, 4, f"A moving {label} in space and time: brighter red, darker blue. Drag to turn.",
-                   turn="0.9", tilt="0.25"))  # fmt: skip
+    legend = Legend([entry("ON, brighter", RED), entry("OFF, darker", BLUE)])
+    words = f"A moving {label} in space and time. Drag to turn."
+    page.row(cloud(span, colours, 4, words, legend, turn="0.9", tilt="0.25"))
     page.row(
         image(_curve(glyphs), "Accuracy by epoch."),
         image(figures.confusion(glyphs.confusion(), glyphs.data.class_names), "Held-out recordings."),
@@ -322,7 +325,6 @@ def _weights(page: Page, shipped: Shipped) -> None:
     page.heading("Weights that come with the package")
     right = sum(shipped.class_names[int(answer.argmax())] == name for name, answer in shipped.shapes)
     sure = int((shipped.background > 0.5).sum())
-    found = ", ".join(f"{name}: {count:,} points" for name, count in shipped.parts.items() if count)
     page.text(
         "Three of them, on things that this package draws itself and that they have never seen. "
         "gl.load('shapenetpart') gives every point of a chair the part that it belongs to. gl.load('modelnet40-plus') "
@@ -331,9 +333,9 @@ def _weights(page: Page, shipped: Shipped) -> None:
         "before a simulated camera of that size, none of which is a car, it takes "
         f"{sure} of {len(shipped.background)} for background."
     )
-    colours = gl.show(shipped.chair, colour="part").colours
-    assert colours is not None
-    page.row(cloud(shipped.chair.coords.numpy(), colours, 6, f"A drawn chair and its parts. {found}."))
+    names = [f"{name}: {count:,} points" for name, count in shipped.parts.items()]
+    picture = gl.show(shipped.chair, colour="part", class_names=names)
+    page.row(cloud(shipped.chair.coords.numpy(), picture.colours, 6, "A drawn chair and its parts.", picture.legend))
     page.table(
         ["drawn", "the network's answer"],
         [[name, _answers(answer, shipped.class_names)] for name, answer in shipped.shapes],

@@ -42,7 +42,7 @@ def export(
     if web is not None:
         from gridless.live.export.page import web as page
 
-        print(f"{page(model, web, bits, chunk) / 'index.html'}: open it in a browser")
+        print(f"{page(model, web, bits, chunk, Path(weights).stem) / 'index.html'}: open it in a browser")
     if out is not None:
         print(f"{write(model, out, bits, chunk, name)}: network.c and network.h; README.md says the rest")
     if check:

@@ -21,6 +21,8 @@ def show(
     sample: Annotated[float | None, typer.Option(help="Mark a rejection sample of this radius.")] = None,
     ball: Annotated[float | None, typer.Option(help="Colour a few neighbourhoods of this radius.")] = None,
     colour: Annotated[str | None, typer.Option(help="Colour by these rows, such as label, intensity or rgb.")] = None,
+    names: Annotated[str | None, typer.Option(help="Names of the classes from 0 on, for the legend: road,car.")] = None,
+    points: Annotated[int | None, typer.Option(min=1, help="Points that are drawn at most; else 40,000.")] = None,
     model: Annotated[str | None, typer.Option(help="Colour by the parts that these segmentation weights find.")] = None,
     category: Annotated[str | None, typer.Option(help="With --model: what the cloud shows.")] = None,
     up: Annotated[str, typer.Option(help="The axis that points up: x, y or z.")] = "z",
@@ -36,17 +38,19 @@ def show(
     """Draw a cloud, with samples or neighbourhoods, a mesh, or a recording of events."""
     from gridless.pictures import MARK, read
 
+    class_names: Any = None if names is None else [name.strip() for name in names.split(",")]
     target = out or file.with_suffix(".png")
     if out is None and video is None and target.exists() and MARK.encode() not in target.read_bytes()[:200]:
         raise ValueError(f"{target} is there, and no picture of {file}: give --out, with this name to replace it")
     if model is not None:
-        drawing, colour = _with_parts(model, file, category, up), "part"
+        (drawing, class_names), colour = _with_parts(model, file, category, up), "part"
     else:
         try:
             drawing = read(file, topic)
         except ValueError as error:
             raise ValueError(in_options(error)) from error
-    picture, counts = _draw(drawing, sample, ball, {"colour": colour, "up": up, "view": view})
+    options = {"colour": colour, "up": up, "view": view, "class_names": class_names, "max_points": points}
+    picture, counts = _draw(drawing, sample, ball, options)
     facts: dict[str, Any] = {"file": str(file), **counts, "drawn": picture.words}
     if video is not None:
         facts["video"] = str(picture.video(video, fps, speed))
@@ -81,8 +85,8 @@ def _draw(
     return gl.show(drawing, **options), {"triangles": len(drawing.corners)}
 
 
-def _with_parts(weights: str, file: Path, category: str | None, up: str) -> Any:
-    """The cloud of a file with the part of each point as the rows `part`."""
+def _with_parts(weights: str, file: Path, category: str | None, up: str) -> tuple[Any, dict[int, str]]:
+    """The cloud of a file with the part of each point as the rows `part`, and the names of the parts by number."""
     from tempfile import TemporaryDirectory
 
     import gridless as gl
@@ -94,4 +98,6 @@ def _with_parts(weights: str, file: Path, category: str | None, up: str) -> Any:
         raise ValueError(f"--model {weights} is {task.network}: give one that finds parts, such as shapenetpart")
     with TemporaryDirectory() as folder:
         answer = task.predict(network, file, {**options, "out": Path(folder)})
-        return gl.read_cloud(answer.record["written"])
+        cloud, parts = gl.read_cloud(answer.record["written"]), list(answer.record[task.records])
+    values = network.about.get("values") or range(len(parts))
+    return cloud, dict(zip(values, parts))

@@ -23,7 +23,7 @@ from gridless.cli.options import in_options
 from gridless.kernels.progress import shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
-from gridless.live.view import Kind, Page, Terminal
+from gridless.live.view import Kind, Page, Rerun, Terminal
 from gridless.structures import Events
 
 # Seconds that a recording waits for a browser to show it.
@@ -73,12 +73,12 @@ def stream(
     topic: Annotated[str | None, typer.Option(help="Of a recording of ROS, where several topics have events.")] = None,
     jump: Annotated[float, typer.Option(min=0, help="Seconds by which the times of a socket may jump.")] = 10.0,
     view: Annotated[
-        Kind | None, typer.Option(help="Show events, prediction, rate and lag meanwhile: on a local page, or here.")
+        Kind | None, typer.Option(help="Show events, prediction, rate and lag: on a local page, here, or in Rerun.")
     ] = None,
     view_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No throughput and latency on standard error.")] = False,
 ) -> int:
-    """Predictions as JSON lines on standard output: time in microseconds, class, probability.
+    """Predictions as JSON lines on standard output: time in microseconds, class and probability, or x and y.
 
     Throughput, latency per packet and lag are shown on standard error; they count from the first packet on, when all is
     compiled and loaded. Nothing is dropped without being counted. A socket goes on whatever it is sent, and counts the
@@ -98,20 +98,23 @@ def stream(
     _check_source(source, repairs, crop, topic)
     model: Any = load(weights)
     engine = engine_of(model)
-    names = class_names(model, task_of(model).classes(model.config) or 0)
+    task = task_of(model)
+    names = class_names(model, task.classes(model.config) or 0)
+    answers = partial(task.live, names=names)
     live = realtime or _is_live(source)
     options = {"jump": int(min(jump, 1e12) * 1e6), "idle": idle} if _is_live(source) else {"topic": topic}
     fit = _fit(engine.sensor, crop, pool, repair or [])
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
     meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
-    viewer: Page | Terminal | None = None
+    viewer: Page | Terminal | Rerun | None = None
     if view is not None:
         about = engine.sensor, names, meter
-        viewer = Page(*about, view_port) if view is Kind.page else Terminal(*about)
+        kinds = {Kind.page: Page, Kind.rerun: Rerun}
+        viewer = kinds[view](*about, view_port) if view in kinds else Terminal(*about)
         viewer.open(0.0 if live and not realtime else PATIENCE)
     # Where the terminal shows the view, lines would go through it.
-    tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else partial(_print, names)
+    tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else partial(_print, answers)
     try:
         with _quick_switches():
             _run(packets, engine, tell, meter, viewer)
@@ -131,7 +134,7 @@ def stream(
     return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
 
 
-def _run(packets: Iterable[Any], engine: Any, tell: Tell, meter: Meter, viewer: Page | Terminal | None) -> None:
+def _run(packets: Iterable[Any], engine: Any, tell: Tell, meter: Meter, viewer: Page | Terminal | Rerun | None) -> None:
     """Pass all packets through the engine, and report predictions as they are due; at the end the newest one."""
     from gridless.live.sources import NewStream
 
@@ -240,15 +243,12 @@ def _ignore(predictions: list[Prediction], *, final: bool) -> None:
     """Report nothing."""
 
 
-def _print(names: list[str], predictions: list[Prediction], *, final: bool) -> None:
+def _print(answers: Callable[..., Any], predictions: list[Prediction], *, final: bool) -> None:
     """Print a JSON line for each prediction, all in one write: one by one they would cost more than the network."""
     if not predictions:
         return
-    probabilities, classes = torch.stack([p.logits for p in predictions]).softmax(1).max(1)
-    lines = [
-        json.dumps({"time": p.time, "class": names[k], "probability": round(probability, 6), "final": final})
-        for p, k, probability in zip(predictions, classes.tolist(), probabilities.tolist(), strict=True)
-    ]
+    records = answers(torch.stack([p.logits for p in predictions]))
+    lines = (json.dumps({"time": p.time, **r, "final": final}) for p, r in zip(predictions, records, strict=True))
     print("\n".join(lines), flush=True)
 
 

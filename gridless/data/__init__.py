@@ -16,6 +16,7 @@ _LAZY: dict[str, str] = {
     "FormatError": "gridless.data.readers.events",
     "MNISTDVS": "gridless.data.sets.event_sets",
     "ModelNet40": "gridless.data.sets.modelnet",
+    "MovingBlobs": "gridless.data.sets.blobs",
     "MovingGlyphs": "gridless.data.sets.glyphs",
     "NCaltech101": "gridless.data.sets.event_sets",
     "NCars": "gridless.data.sets.event_sets",
@@ -28,6 +29,8 @@ _LAZY: dict[str, str] = {
     "SemanticKITTI": "gridless.data.sets.semantickitti",
     "ShapeNetPart": "gridless.data.sets.shapenet",
     "Shapes": "gridless.data.sets.shapes",
+    "Spots": "gridless.data.sets.spots",
+    "TrackFolder": "gridless.data.sets.spots",
     "sample_mesh": "gridless.data.readers.meshes",
     "sample": "gridless.data.samples",
     "sample_path": "gridless.data.samples",
@@ -47,12 +50,14 @@ if TYPE_CHECKING:
     from gridless.data.readers.events import FormatError, read_events, write_events
     from gridless.data.readers.meshes import sample_mesh
     from gridless.data.samples import sample, sample_path
+    from gridless.data.sets.blobs import MovingBlobs
     from gridless.data.sets.event_sets import ASLDVS, CIFAR10DVS, MNISTDVS, NMNIST, NCaltech101, NCars
     from gridless.data.sets.glyphs import MovingGlyphs
     from gridless.data.sets.modelnet import ModelNet40
     from gridless.data.sets.semantickitti import SemanticKITTI
     from gridless.data.sets.shapenet import ShapeNetPart
     from gridless.data.sets.shapes import Shapes
+    from gridless.data.sets.spots import Spots, TrackFolder
 
 
 def __getattr__(name: str) -> Any:

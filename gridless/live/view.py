@@ -1,4 +1,4 @@
-"""What `gridless stream --view` shows while it runs, on a local page or in the terminal.
+"""What `gridless stream --view` shows while it runs: on a local page, in the terminal, or in Rerun.
 
 The thread that runs the network only notes what came; another makes the pictures.
 """
@@ -40,6 +40,7 @@ def script(value: Any) -> str:
 class Kind(StrEnum):
     page = "page"
     terminal = "terminal"
+    rerun = "rerun"
 
 
 class View:
@@ -47,7 +48,7 @@ class View:
 
     Subclasses write `show(picture)`. A picture is a dict: `time` and `seconds` of the sensor, `events` so far, `rate`
     per second, `lag` in milliseconds or None, `probabilities` or None, `on` and `off` (H, W) uint8: events since the
-    last picture.
+    last picture. Without `names` of classes the network tracks: `point` is then (x, y) on the picture, or None.
     """
 
     def __init__(self, sensor: tuple[int, int], names: list[str], meter: Any) -> None:
@@ -101,7 +102,10 @@ class View:
             self._last = int(events.time[-1])
         self._events += fresh
         off, on = counts.clip(max=255).astype(np.uint8).reshape(2, height, width)
-        probabilities = None if self._logits is None else self._logits.softmax(0).tolist()
+        answer = self._logits
+        probabilities = answer.softmax(0).tolist() if answer is not None and self.names else None
+        # The middle of the first of `pool` pixels is not that of the pixel that they become.
+        point = ((answer + 0.5) / self.pool - 0.5).tolist() if answer is not None and not self.names else None
         return {
             "time": self._last,
             "seconds": self.meter.sensor,
@@ -109,6 +113,7 @@ class View:
             "rate": fresh / max(seconds, 1e-9),
             "lag": None if self.meter.offset is None else 1e3 * self.meter.lag,
             "probabilities": probabilities,
+            "point": point,
             "on": on,
             "off": off,
         }
@@ -233,7 +238,55 @@ class Terminal(View):
         if picture["probabilities"]:
             best = int(np.argmax(picture["probabilities"]))
             answer = f"{self.names[best]} {100 * picture['probabilities'][best]:.1f} %"
+        if picture["point"]:
+            answer = "x {:.1f}, y {:.1f}".format(*picture["point"])
         lag = "" if picture["lag"] is None else f", lag {picture['lag']:.1f} ms"
         lines.append(f"{answer}\x1b[K")
         lines.append(f"{picture['seconds']:.2f} s, {picture['events']:,} events, {picture['rate']:,.0f}/s{lag}\x1b[K")
         return lines
+
+
+class Rerun(View):
+    """The same in the Rerun viewer, on the timeline `time`: `events`, `probability`, `rate` and `lag`.
+
+    Without a display the pictures are served to a viewer that is started elsewhere.
+
+    Args:
+        sensor: width and height.
+        names: of the classes.
+        meter: tells time and lag, as `gridless stream` measures them.
+        port: where the viewer listens, or where pictures are served; 0: Rerun's own, 9876.
+        recording: a `rerun.RecordingStream` to log to instead of a viewer.
+    """
+
+    def __init__(
+        self, sensor: tuple[int, int], names: list[str], meter: Any, port: int = 0, recording: Any = None
+    ) -> None:
+        from gridless.pictures.rerun_viewer import NAME, has_display, load_rerun, log_names
+
+        self._rerun = load_rerun()
+        self._recording = self._rerun.RecordingStream(f"{NAME} stream") if recording is None else recording
+        self.url = ""
+        if recording is None and has_display():
+            self._recording.spawn(port=port or 9876)
+        elif recording is None:
+            self.url = self._recording.serve_grpc(grpc_port=port or None)
+        super().__init__(sensor, names, meter)
+        log_names(self._recording, self.names)
+
+    def open(self, seconds: float) -> None:
+        if self.url:
+            print(f"view: rerun {self.url}", file=sys.stderr, flush=True)
+
+    def show(self, picture: dict[str, Any]) -> None:
+        self._recording.set_time("time", duration=picture["seconds"])
+        # OFF is dark, ON is bright, and grey is between them.
+        change = picture["on"].astype(np.int64) - picture["off"]
+        self._recording.log("events", self._rerun.Image((128 + 42 * change).clip(0, 255).astype(np.uint8)))
+        if picture["probabilities"]:
+            self._recording.log("probability", self._rerun.Scalars(picture["probabilities"]))
+        self._recording.log("rate", self._rerun.Scalars(picture["rate"]))
+        if picture["lag"] is not None:
+            self._recording.log("lag", self._rerun.Scalars(picture["lag"]))
+        if picture["ended"]:
+            self._recording.flush()

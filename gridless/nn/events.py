@@ -417,6 +417,40 @@ class LeakyMean(nn.Module):
         return f"{self.stream}, decay_time={self.decay_time:g}"
 
 
+class LeakySum(nn.Module):
+    """Sums over a stream so far, at each of its events, in which older events count less: (S, C) to (S, C K).
+
+    sum_i[c K + k] = sum over j <= i of exp(-rate_k age_ij) features_j[c], wherever on the sensor the events are. The
+    K rates are learned: exp(log_rate) per millisecond; they begin at 1 / decay time.
+
+    Args:
+        stream: the events.
+        decay_times: microseconds after which an event begins by counting 1/e, one for each rate.
+    """
+
+    UNIT = 1000.0
+    """Microseconds: the unit of ages."""
+
+    def __init__(self, stream: Name, decay_times: Sequence[float]) -> None:
+        super().__init__()
+        if not decay_times or min(decay_times) <= 0:
+            raise ValueError(f"LeakySum: decay_times must be above 0, not {decay_times}. Give one or more.")
+        self.stream = stream
+        self.log_rate = nn.Parameter(torch.tensor([math.log(self.UNIT / time) for time in decay_times]))
+
+    def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        events, rate = geometry[self.stream], self.log_rate.exp()
+        features = features.to(rate.dtype)
+        if memory is None:
+            return leaky_sum(features, rate, events, self.UNIT).transpose(1, 2).flatten(1)
+        one = at_one_pixel(events)
+        gathered, memory[self] = event_gather_step(features, rate[None], one, one, 1, 1, self.UNIT, memory.get(self))
+        return gathered[:, 0].transpose(1, 2).flatten(1)
+
+    def extra_repr(self) -> str:
+        return f"{self.stream}, decays={len(self.log_rate)}"
+
+
 class Last(nn.Module):
     """The value at the last event of each recording: (S, C) to (B, C); `before` (C), or 0, where there is none yet.
 

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from colorsys import hls_to_rgb
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 BLUE, RED = np.array([49, 120, 198], np.uint8), np.array([209, 56, 44], np.uint8)
-# For whole numbers: blue, red, green, ochre, violet, turquoise, pink, brown, grey, olive.
-PALETTE = np.array(
-    [BLUE, RED, (43, 138, 62), (224, 160, 30), (123, 79, 181), (23, 162, 162), (227, 119, 194), (140, 86, 75)]
-    + [(138, 148, 161), (154, 165, 43)],
-    np.uint8,
-)
+ORANGE = np.array([240, 160, 30], np.uint8)
+# Hues of the palette's later colours are a golden angle apart, in these pairs of lightness and saturation.
+GOLDEN, SHADES = 0.381966, ((0.36, 0.75), (0.62, 0.6), (0.48, 0.35))
+
+
+def _palette(count: int) -> np.ndarray:
+    """Colours (count, 3) uint8 of whole numbers: blue, red, green, ochre, violet, turquoise, pink, brown, grey, olive,
+    and further ones by their hue."""
+    first = [BLUE, RED, (43, 138, 62), (224, 160, 30), (123, 79, 181), (23, 162, 162), (227, 119, 194), (140, 86, 75)]
+    first += [(138, 148, 161), (154, 165, 43)]
+    further = [hls_to_rgb(k * GOLDEN % 1, *SHADES[k % len(SHADES)]) for k in range(count - len(first))]
+    return np.array([*first, *(np.round(np.array(colour) * 255) for colour in further)], np.uint8)
+
+
+PALETTE = _palette(60)
+# Classes that a legend names at most.
+MOST_NAMES = 24
+
+
+@dataclass(frozen=True)
+class Legend:
+    """What the colours of a picture mean: `entries` of a name and a colour; with `scale` they are ends of a range."""
+
+    entries: list[tuple[str, tuple[int, int, int]]]
+    scale: bool = False
+
+
+def entry(name: str, colour: Any) -> tuple[str, tuple[int, int, int]]:
+    """A line of a legend."""
+    red, green, blue = (int(v) for v in colour)
+    return name, (red, green, blue)
+
+
+def row_legend(name: str, rows: Any, class_names: Sequence[str] | Mapping[int, str] | None = None) -> Legend | None:
+    """The legend of rows as `row_colours` colours them; None where rows are colours themselves.
+
+    Args:
+        name: the name of the rows.
+        rows: (S,) numbers, or (S, 3) colours.
+        class_names: names of whole numbers: by number, or a list that begins with number 0.
+    """
+    values = rows.detach().cpu().numpy()
+    values = values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+    if values.ndim != 1:
+        return None
+    if values.dtype.kind in "biu":
+        numbers, counts = np.unique(values.astype(np.int64), return_counts=True)
+        common = np.sort(numbers[np.argsort(-counts, kind="stable")[:MOST_NAMES]])
+        entries = [entry(_class_name(name, int(k), class_names), PALETTE[k % len(PALETTE)]) for k in common]
+        if len(numbers) > MOST_NAMES:
+            entries.append((f"and {len(numbers) - MOST_NAMES} more", (128, 128, 128)))
+        return Legend(entries)
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not len(finite):
+        return None
+    return Legend([entry(f"{name} {finite.min():.4g}", BLUE), entry(f"{finite.max():.4g}", RED)], scale=True)
+
+
+def _class_name(rows: str, number: int, class_names: Sequence[str] | Mapping[int, str] | None) -> str:
+    if isinstance(class_names, Mapping):
+        return str(class_names.get(number, f"{rows} {number}"))
+    known = class_names is not None and 0 <= number < len(class_names)
+    return str(class_names[number]) if known else f"{rows} {number}"  # type: ignore[index]
 
 
 def row_colours(name: str, rows: Any) -> np.ndarray:

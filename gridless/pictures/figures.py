@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gridless.kernels.progress import shown
+from gridless.pictures.colours import PALETTE, Legend
 
 BLUE, RED, GREY, GREEN = "#3178c6", "#d1382c", "#8a94a1", "#2b8a3e"
 # Figures that stand beside each other are equally large: neither leaves a gap.
@@ -23,7 +24,22 @@ def _figure(width: float, height: float) -> Any:
     return Figure((width, height), layout="constrained")
 
 
-def points(coords: np.ndarray, colours: np.ndarray, sizes: np.ndarray, title: str = "") -> Any:
+def _add_legend(figure: Any, legend: Legend | None) -> None:
+    """Names and colours below the axes."""
+    if legend is None:
+        return
+    from matplotlib.lines import Line2D
+
+    marks = [
+        Line2D([], [], marker="o", linestyle="", color=(r / 255, g / 255, b / 255), label=shown(name))
+        for name, (r, g, b) in legend.entries
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=min(len(marks), 4), frameon=False, fontsize=9)
+
+
+def points(
+    coords: np.ndarray, colours: np.ndarray, sizes: np.ndarray, title: str = "", legend: Legend | None = None
+) -> Any:
     """Points in 3-D (or 2-D), in colours (N, 3) uint8 and sizes; the larger ones in front."""
     figure = _figure(6, 6)
     axes = figure.add_subplot() if coords.shape[1] < 3 else figure.add_subplot(projection="3d")
@@ -36,6 +52,7 @@ def points(coords: np.ndarray, colours: np.ndarray, sizes: np.ndarray, title: st
         axes.set_aspect("equal")
     axes.axis("off")
     axes.set_title(title, fontsize=10, wrap=True)
+    _add_legend(figure, legend)
     return figure
 
 
@@ -71,7 +88,9 @@ def image(pixels: np.ndarray, title: str = "") -> Any:
 
 def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) -> Any:
     """The paper's picture of sampling: a 2-D cloud, samples in red, and their balls; points outside all are marked."""
-    figure = _figure(5 * len(samples), 5)
+    figure = _figure(5 * len(samples), 5.5)
+    # Where axes are off, the layout leaves no room for titles.
+    figure.get_layout_engine().set(rect=(0, 0, 1, 0.94))
     for at, (title, kept) in enumerate(samples.items()):
         axes = figure.add_subplot(1, len(samples), at + 1)
         chosen = points[kept]
@@ -85,13 +104,13 @@ def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) 
         axes.scatter(*points[inside].T, s=5, c=BLUE, linewidths=0)
         axes.scatter(*points[~inside].T, s=22, c="black", marker="x", linewidths=1)
         axes.scatter(*chosen.T, s=18, c=RED, linewidths=0)
-        axes.set_title(f"{title}: {len(chosen)} samples, {int((~inside).sum())} points left out", fontsize=11)
+        axes.set_title(f"{title}: {len(chosen)} samples,\n{int((~inside).sum())} points left out", fontsize=18)
         axes.set_aspect("equal")
         axes.axis("off")
     return figure
 
 
-def space_time(events: np.ndarray, colours: np.ndarray, title: str = "") -> Any:
+def space_time(events: np.ndarray, colours: np.ndarray, title: str = "", legend: Legend | None = None) -> Any:
     """Events (N, 3), each (milliseconds since the first, x, y), in colours (N, 3) uint8: time to the right, y down."""
     figure = _figure(7, 5)
     axes = figure.add_subplot(projection="3d")
@@ -100,6 +119,7 @@ def space_time(events: np.ndarray, colours: np.ndarray, title: str = "") -> Any:
     axes.set(xlabel="time (ms)", ylabel="x", zlabel="y")
     axes.set_box_aspect((2, 1, 1), zoom=0.9)
     axes.set_title(title, fontsize=10)
+    _add_legend(figure, legend)
     return figure
 
 
@@ -111,6 +131,7 @@ def curves(series: dict[str, Sequence[float]]) -> Any:
         # A single epoch is a dot.
         axes.plot(np.arange(1, len(values) + 1), values, "o-", label=name, color=colour, linewidth=2, markersize=3)
     axes.set(xlabel="epoch", ylabel="accuracy (%)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -127,6 +148,7 @@ def learning(history: Sequence[dict[str, Any]], losses: Sequence[str], accuracie
             epochs, values = zip(*known, strict=True) if known else ((), ())
             axes.plot(epochs, values, "o-", label=name.replace("_", " "), color=colour, linewidth=2, markersize=3)
         axes.set(xlabel="epoch", ylabel=label)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if names:
@@ -183,16 +205,15 @@ def levels(lines: dict[str, dict[str, dict[str, float]]], title: str = "") -> An
 
 
 def live(time: np.ndarray, probability: np.ndarray, names: Sequence[str]) -> Any:
-    """Probabilities over time (ms): the classes that ever lead are named."""
+    """Probabilities over time (ms). All classes are in the legend; those that never lead are paler."""
     figure = _figure(8, 3.6)
     axes = figure.add_subplot()
     leaders = set(probability.argmax(1))
     for k, name in enumerate(names):
-        leads = k in leaders
-        axes.plot(
-            time, probability[:, k], label=shown(name) if leads else None, linewidth=1.2, alpha=1 if leads else 0.25
-        )
+        red, green, blue = (int(v) / 255 for v in PALETTE[k % len(PALETTE)])
+        colour = red, green, blue, 1.0 if k in leaders else 0.35
+        axes.plot(time, probability[:, k], label=shown(name), color=colour, linewidth=1.4)
     axes.set(xlabel="time (ms)", ylabel="probability", ylim=(0, 1.02))
-    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5), ncols=1 + len(names) // 16)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -13,6 +13,7 @@ import numpy as np
 
 from gridless.data.files import write_whole
 from gridless.kernels.progress import shown
+from gridless.pictures.colours import Legend
 
 
 def text_of(text: object) -> str:
@@ -69,39 +70,97 @@ class Page:
         return write_whole(path, self.html().encode())
 
 
-def image(figure: Any, caption: str = "") -> str:
-    """A matplotlib figure as a card."""
+def image(figure: Any, caption: str = "", legend: Legend | None = None) -> str:
+    """A matplotlib figure as a card, with a caption and what its colours mean."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     data = base64.b64encode(buffer.getvalue()).decode()
-    return _card(f'<img alt="{text_of(caption)}" src="data:image/png;base64,{data}">', caption)
+    return _card(f'<img alt="{text_of(caption)}" src="data:image/png;base64,{data}">', caption, legend)
 
 
-def cloud(points: np.ndarray, colours: np.ndarray, sizes: np.ndarray | int = 5, caption: str = "", **data: str) -> str:
-    """Points (N, 3) as a card that turns: scaled to the unit box, colours (N, 3) uint8, sizes in thirds of a pixel."""
-    points = _scaled(points)
+# Clouds of more points are drawn by the graphics processor.
+LARGE = 20_000
+# A view fits the points between these quantiles where the farthest are more than `FAR` times as far out.
+QUANTILES, FAR = (0.005, 0.995), 1.5
+# Points farther out than this, in units of the view, are not drawn: 16 bits do not reach there.
+REACH = 32.0
+
+
+def cloud(
+    points: np.ndarray, colours: np.ndarray, sizes: np.ndarray | int = 5, caption: str = "",
+    legend: Legend | None = None, **data: str,
+) -> str:  # fmt: skip
+    """Points as a card that turns.
+
+    Args:
+        points: (N, 3); the view fits most of them, not the outliers.
+        colours: (N, 3) uint8.
+        sizes: (N) or one for all, in thirds of a pixel.
+        caption: a line below.
+        legend: what the colours mean.
+        data: attributes of the canvas for the viewer: `turn` and `tilt` in radians, `spin="no"`.
+    """
+    points = scaled(points)
     packed = np.empty(len(points), np.dtype([("xyz", "<i2", 3), ("rgb", "u1", 3), ("size", "u1")]))
-    packed["xyz"], packed["rgb"], packed["size"] = np.round(points * 1000), colours, sizes
+    packed["rgb"], packed["size"] = colours, sizes
+    near = np.abs(points).max(1, initial=0) < REACH
+    packed["xyz"] = np.round(np.where(near[:, None], points, 0) * 1000)
+    packed = packed[near]
+    if len(packed) > LARGE:
+        # In random order any beginning is a fair sample, which is drawn while the cloud moves.
+        packed = packed[np.random.default_rng(0).permutation(len(packed))]
     words = "".join(f' data-{k}="{text_of(v)}"' for k, v in data.items())
     encoded = base64.b64encode(packed.tobytes()).decode()
-    return _card(f'<canvas data-points="{encoded}"{words}></canvas>', caption)
+    return _card(f'<canvas data-points="{encoded}"{words}></canvas>', caption, legend)
 
 
 def mesh(corners: np.ndarray) -> str:
     """Triangles (T, 3, 3) as a card that turns, lit from above."""
-    packed = np.round(_scaled(corners.reshape(-1, 3)) * 1000).astype("<i2")
+    points = corners.reshape(-1, 3)
+    packed = np.round(scaled(points, most=False) * 1000).astype("<i2")
     return _card(f'<canvas data-triangles="{base64.b64encode(packed.tobytes()).decode()}"></canvas>')
 
 
-def _scaled(points: np.ndarray) -> np.ndarray:
-    """Points (N, 3) in the unit box."""
+def box_of(points: np.ndarray, most: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    """The lowest and the highest corner (3) of the box around points (N, 3).
+
+    With `most` outliers may be outside: on an axis where the farthest point is much farther out than 99 % of the
+    points, the box holds these.
+    """
+    low, high = points.min(0), points.max(0)
+    if not most:
+        return low, high
+    inner_low, inner_high = np.quantile(points, QUANTILES, axis=0)
+    middle, half = (inner_low + inner_high) / 2, (inner_high - inner_low) / 2
+    # An axis along which nearly all points are equal says nothing about the others.
+    reach = FAR * np.maximum(half, 0.05 * half.max())
+    return np.maximum(low, middle - reach), np.minimum(high, middle + reach)
+
+
+def scaled(points: np.ndarray, most: bool = True) -> np.ndarray:
+    """Points (N, 3), those inside `box_of` them in the unit box."""
     points = np.asarray(points, np.float64)
     if not len(points):
         return points
-    middle = (points.max(0) + points.min(0)) / 2
-    return (points - middle) / max(np.abs(points - middle).max(), 1e-12)
+    low, high = box_of(points, most)
+    middle = (low + high) / 2
+    return (points - middle) / max(float((high - low).max()) / 2, 1e-12)
 
 
-def _card(inside: str, caption: str = "") -> str:
+def _legend(legend: Legend | None) -> str:
+    if legend is None:
+        return ""
+    keys = [f"rgb({r}, {g}, {b})" for _, (r, g, b) in legend.entries]
+    names = [text_of(name) for name, _ in legend.entries]
+    if legend.scale:
+        return (
+            f'<div class="legend"><span>{names[0]}</span><i style="background: linear-gradient(90deg, {keys[0]}, '
+            f'{keys[1]})"></i><span>{names[1]}</span></div>'
+        )
+    items = "".join(f'<span class="key" style="--key: {key}">{name}</span>' for name, key in zip(names, keys))
+    return f'<div class="legend">{items}</div>'
+
+
+def _card(inside: str, caption: str = "", legend: Legend | None = None) -> str:
     note = f"<figcaption>{text_of(caption)}</figcaption>" if caption else ""
-    return f'<figure class="card">{inside}{note}</figure>'
+    return f'<figure class="card">{inside}{_legend(legend)}{note}</figure>'

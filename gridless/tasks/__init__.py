@@ -19,6 +19,7 @@ TASKS: dict[str, str] = {
     "recordings": "gridless.tasks.recordings:ClassifyRecordings",
     "parts": "gridless.tasks.segment:LabelParts",
     "scenes": "gridless.tasks.segment:LabelScenes",
+    "track": "gridless.tasks.track:Track",
 }
 _LAZY = {"Loss": "gridless.tasks.base", "Prediction": "gridless.tasks.base", "Task": "gridless.tasks.base"}
 

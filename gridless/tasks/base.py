@@ -198,6 +198,11 @@ class Task:
         """The answer to one file. `options` are those of the command line that were given: {"points": 512}."""
         raise NotImplementedError(f"task {self.name}: it does not say how a file is answered (predict)")
 
+    def live(self, logits: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+        """What `gridless stream` prints for each answer (N, channels) of a live network, beside its time."""
+        shares, best = logits.softmax(1).max(1)
+        return [{"class": names[k], "probability": round(p, 6)} for k, p in zip(best.tolist(), shares.tolist())]
+
     def refuse(self, command: str, options: Mapping[str, Any], weights: str) -> None:
         """Refuse the first option of a command that was given and that this task does not have."""
         for name in options:

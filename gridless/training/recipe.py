@@ -55,11 +55,11 @@ class Recipe(BaseModel):
     """Parts of the network, such as [downs, blocks], that stay as they begin, their normalisation included."""
     data: str = "modelnet40"
     """The data set: modelnet40, semantickitti, shapenetpart, shapes; n_mnist, mnist_dvs, cifar10_dvs, n_caltech101,
-    asl_dvs, n_cars, glyphs; or folder: your own files, of the kind that the network takes. A task of your own has data
-    of its own."""
+    asl_dvs, n_cars, glyphs; spots, blobs; or folder: your own files, of the kind that the network takes. A task of your
+    own has data of its own."""
     task: str | None = None
-    """What the network is for: classify, recordings, parts, scenes, or a task of your own, FILE.py:CLASS, which runs
-    that file. None: as the network and the data say."""
+    """What the network is for: classify, recordings, parts, scenes, track, or a task of your own, FILE.py:CLASS, which
+    runs that file. None: as the network and the data say."""
     data_options: dict[str, Any] = {}
     """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of one that is generated, or
     `up: z` of a folder (`gl.data.CloudFolder`)."""

@@ -360,21 +360,19 @@ def test_the_page_gives_the_golden_bits_and_shows_digits_recordings_and_the_webc
         assert words.partition("bits ")[2] == re.search(r"logits +([\w ]+)", native)[1]  # type: ignore[index]
         assert f" {words.split()[1]} predictions" in native
         frame = base64.b64encode(encode(gl.Events.of(recording(0, 3000, (21, 18)), sensor=(21, 18)))).decode()
-        page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'))")
-        assert page.value("[seen, $('status').textContent]") == [3000, "one.gle: 3,000 events"]
+        page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'), true)")
+        assert page.value("[seen, $('status').textContent.startsWith('one.gle: 3,000 events')]") == [3000, True]
         assert page.value("net.predictions()") > 0
-        # The second row marks an overflow of the counter, and is no event.
-        rows = "recording('one.bin', new Uint8Array([3, 4, 128, 1, 2, 0, 240, 0, 0, 0]).buffer)"
-        assert page.value(rows) == [[258, 3, 4, 1]]
         # It tells its predictions, and is asked no more.
-        page.value("asked = 0, net = {...net, predict: () => asked++}, push([[1e7, 3, 4, 1]])")
-        assert page.value("[asked, net.reset(), push([[5, 3, 4, 1]]), asked]")[::3] == [0, 1]
+        page.value("one = t => ({time: [t], x: [3], y: [4], polarity: [1]})")
+        page.value("asked = 0, net = {...net, predict: () => asked++}, push(one(1e7))")
+        assert page.value("[asked, net.reset(), push(one(5)), asked]")[::3] == [0, 1]
         assert not page.complaints
     for source in ("", "#webcam"):
         camera = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
         with Browser(url + source, tmp_path / f"live{source}", *camera) as page:
             page.wait(LOADED)
-            page.wait("seen > 200 && net.predictions() > 0 && $('bars').children.length == classes")
+            page.wait("seen > 200 && net.predictions() > 0 && $('bars').children.length == Math.min(classes, 6)")
             assert not page.complaints
 
 

@@ -138,7 +138,7 @@ def half_of(module, geometry):
         (lambda m, x, g, s: x * g[m.coarse].time[:, None], None, "the attribute time of events"),
         (lambda m, x, g, s: x @ m.extra, nn.Parameter(torch.rand(6)), "not of a value and a constant matrix"),
         (branching, None, "cannot be read"),
-        (lambda m, x, g, s: x / x, None, "division by a value"),
+        (lambda m, x, g, s: x // x, None, "floordiv"),
         (lambda m, x, g, s: g["X9"].cause, None, "X9"),
         (lambda m, x, g, s: x + x.int(), None, "int .a value rounded to whole numbers"),
         (lambda m, x, g, s: x + x.to(torch.int64), None, "rounded to torch.int64"),

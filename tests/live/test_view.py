@@ -67,6 +67,27 @@ def test_the_page_is_told_of_every_event_and_of_the_newest_prediction(events, se
     assert found[-1]["probabilities"] == pytest.approx(logits.softmax(0).tolist())
 
 
+@pytest.mark.parametrize(("sensor", "point"), [((34, 34), [12.0, 7.5]), ((700, 400), [11 / 3, 13 / 6])])
+def test_where_a_network_tracks_the_page_and_the_terminal_show_a_point(events, sensor, point):
+    page = Page(sensor, [], METER)
+    found: list[dict] = []
+    begun = threading.Event()
+    reader = threading.Thread(target=messages, args=(page.url, found, begun))
+    reader.start()
+    begun.wait(20)
+    page.add(events, torch.tensor([12.0, 7.5]))
+    page.close()
+    reader.join(20)
+    assert found[-1]["point"] == pytest.approx(point)
+    assert found[-1]["probabilities"] is None
+    terminal = Terminal(sensor, [], METER)
+    terminal.add(events, torch.tensor([12.0, 7.5]))
+    picture = terminal._picture(1.0)
+    terminal._level = np.zeros((terminal.size[1], terminal.size[0]), np.float32)
+    assert f"x {point[0]:.1f}, y {point[1]:.1f}" in terminal.lines(picture | {"point": point})[-2]
+    terminal.close()
+
+
 def test_no_name_of_a_class_ends_the_script_that_holds_it():
     page = Page((34, 34), ["</script><script>alert(1)</script>"], METER)
     try:

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM
+from browser import CHROMIUM, Browser
 
 import gridless as gl
 from gridless.pictures import Picture, show
@@ -82,18 +82,93 @@ def test_notebooks_get_a_view_that_can_be_turned(points):
 
 
 def test_large_clouds_are_drawn_by_a_random_part_and_say_so(tmp_path, monkeypatch):
-    import gridless.pictures as pictures
+    from gridless.pictures import drawing
 
-    monkeypatch.setattr(pictures, "MOST", 500)
+    monkeypatch.setattr(drawing, "MOST", 500)
     # By stride, every second point of a row of two kinds is of one kind.
     x = torch.arange(2000) % 2
     picture = show(torch.rand(2000, 3), colour=x)
-    keep, words = picture._kept(picture._points()[0])
+    keep, words = picture._kept(picture.points()[0])
     assert len(keep) == len(set(keep)) == 500
     assert 150 < int(x[keep].sum()) < 350
     assert "2,000 points: 500 of them, taken at random, are shown" in words
     assert words in picture.html()
     assert "class=fit" in picture.html()
+
+
+def test_more_points_are_drawn_where_asked():
+    picture = show(torch.rand(90_000, 3), max_points=60_000)
+    keep, words = picture._kept(picture.points()[0])
+    assert len(keep) == 60_000
+    assert "60,000 of them" in words
+    assert "shown" not in show(torch.rand(60_000, 3), max_points=60_000).html().partition("</title>")[0]
+    with pytest.raises(ValueError, match=r"max_points .* 0"):
+        show(torch.rand(3, 3), max_points=0)
+
+
+def test_a_legend_names_the_classes(points, recording):
+    label = torch.arange(200) % 3
+    picture = show(points, colour=label, class_names=["road", "<car>", "tree", "never"])
+    assert [name for name, _ in picture.legend.entries] == ["road", "<car>", "tree"]
+    for (_, colour), k in zip(picture.legend.entries, range(3), strict=True):
+        assert tuple(picture.colours[k]) == colour
+    page = picture.html()
+    assert "&lt;car&gt;</span>" in page
+    assert "never" not in page
+    assert [text.get_text() for text in picture.figure().legends[0].texts] == ["road", "<car>", "tree"]
+    named = show(gl.Cloud.of(points, label=label), colour="label", class_names={1: "car"})
+    assert [name for name, _ in named.legend.entries] == ["label 0", "car", "label 2"]
+    assert show(points).full_legend() is None
+    assert [name for name, _ in show(recording).full_legend().entries] == ["ON, brighter", "OFF, darker"]
+    sample = gl.rejection_sample(points, radius=0.3)
+    assert [n for n, _ in show(points, sample=sample).full_legend().entries] == ["sample", "other points"]
+    heights = show(points, colour=points.coords[:, 2])
+    assert heights.legend.scale
+    assert "linear-gradient" in heights.html()
+
+
+def test_many_classes_have_colours_of_their_own_and_a_short_legend():
+    picture = show(torch.rand(400, 3), colour=torch.arange(400) % 40)
+    assert len(np.unique(picture.colours, axis=0)) == 40
+    assert picture.legend.entries[-1][0] == "and 16 more"
+
+
+def test_a_view_fits_most_points_and_not_the_outliers(tmp_path):
+    from gridless.pictures.page import scaled
+
+    x = torch.rand(1000, 3)
+    x[0] = 500.0
+    picture = show(x)
+    drawn = scaled(picture.points()[0])
+    assert 0.6 < np.abs(drawn[1:]).max() <= 1.01
+    keep, words = picture._kept(picture.points()[0], fit=True)
+    assert "1 outliers are outside the picture" in words
+    assert 0 not in keep
+    assert picture.save(tmp_path / "a.png").stat().st_size > 2000
+    # A cloud without outliers is shown whole, flat ones as well.
+    for whole in (torch.rand(1000, 3), torch.rand(1000, 2), torch.rand(1000, 3) * torch.tensor([1.0, 1.0, 0.0])):
+        assert np.abs(scaled(show(whole).points()[0])).max() <= 1 + 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_draws_many_points_by_webgl(tmp_path):
+    path = show(torch.rand(100_000, 3), max_points=100_000).save(tmp_path / "many.html")
+    software = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
+    with Browser(path.as_uri(), tmp_path / "browser", *software) as page:
+        page.wait("document.readyState == 'complete' && document.querySelector('canvas').dataset.by")
+        kind = page.value("document.querySelector('canvas').dataset.by")
+        assert page.value("document.querySelector('canvas').width") > 100
+        inked = """(() => {
+          const from = document.querySelector("canvas"), to = document.createElement("canvas");
+          [to.width, to.height] = [from.width, from.height];
+          const pen = to.getContext("2d");
+          pen.drawImage(from, 0, 0);
+          return pen.getImageData(0, 0, to.width, to.height).data.filter((v, i) => i % 4 == 3 && v).length;
+        })()"""
+        assert page.wait(inked) > 1000
+        assert not page.complaints
+    assert kind == "webgl"
 
 
 def test_nothing_and_points_that_are_not_finite_are_mentioned(tmp_path):
@@ -110,10 +185,10 @@ def test_nothing_and_points_that_are_not_finite_are_mentioned(tmp_path):
 
 def test_up_is_any_axis(points):
     for up, axis in (("x", 0), ("y", 1), ("z", 2)):
-        drawn = show(points, up=up)._points()[0]
+        drawn = show(points, up=up).points()[0]
         assert np.array_equal(drawn[:, 2], points.coords[:, axis])
         # Turned, and not mirrored.
-        turned = show(torch.eye(3), up=up)._points()[0]
+        turned = show(torch.eye(3), up=up).points()[0]
         assert np.linalg.det(turned) == pytest.approx(1)
     with pytest.raises(ValueError, match="up is x, y or z"):
         show(points, up="w")

@@ -13,7 +13,7 @@ from gridless.live.operations.add import both, whole
 from gridless.live.panels import places
 from gridless.live.rows import Row
 from gridless.live.table import PITCH
-from gridless.live.values import PixelIndex, Unknown
+from gridless.live.values import PixelIndex
 
 
 def multiply(r: Any, a: Any, b: Any) -> Any:
@@ -24,9 +24,9 @@ def multiply(r: Any, a: Any, b: Any) -> Any:
     return both(r, "multiply", a, b)
 
 
-def divide(r: Any, a: Any, b: Any) -> Row:
+def divide(r: Any, a: Any, b: Any) -> Any:
     if isinstance(b, Row):
-        raise Unknown(f"{r.name} (a division by a value)")
+        return NotImplemented
     # Torch divides by 0, Python does not.
     return both(r, "multiply", a, 1 / b if isinstance(b, Tensor) or b else math.copysign(math.inf, b))
 

@@ -1,0 +1,248 @@
+"""Tracking: the position of one object after every event, learned from positions that are known at some times.
+
+A network of this task has `camera`, the name of its events, and `answers(geometry)`, the positions (S, 2) in pixels
+after each event; `model(geometry)` is that (B, 2) after the last one. The answer to the last event up to the time of a
+known position is compared with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gridless.augment.draws import Draws
+from gridless.augment.events import Chain, EventTransform, draw, replaced
+from gridless.augment.policy import Policy
+from gridless.data.files import write_whole
+from gridless.plan import Plan
+from gridless.structures import Rows
+from gridless.tasks.base import Prediction, Task
+from gridless.tasks.loading import (
+    FOLDER,
+    SIZES,
+    check_kind,
+    folder_of,
+    folder_options,
+    generated,
+    made,
+    range_of,
+)
+from gridless.training.examples import TrainingSet, ragged
+from gridless.training.loader import Loader
+from gridless.training.recipe import Recipe
+from gridless.training.step import Loss
+
+# The row of an event that a known position belongs to: (x, y); NaN for all other events.
+TRUTH = "truth"
+# Options of a recipe: microseconds of a piece that is learned from, and of those before it, which are only seen.
+PIECES = {"piece": 800_000, "warm_up": 200_000}
+# Pixels of error from which on the loss is linear: positions may be wrong.
+BEND = 1.0
+
+
+class Track(Task):
+    """The position of one object in recordings of an event camera."""
+
+    name = "track"
+    network = "a network that tracks an object"
+    data = ("spots", "blobs", FOLDER)
+    options = {"evaluate": (), "predict": ("--out", "--repair")}
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        if recipe.augment != Policy() or recipe.prepare or recipe.transforms not in (None, []):
+            raise ValueError("recipe: augment, prepare and transforms do not move positions along. Leave them out.")
+        for name, least in (("piece", 1), ("warm_up", 0)):
+            value = recipe.data_options.get(name, least)
+            if type(value) is not int or value < least:
+                raise ValueError(f"recipe: data_options.{name} is {value!r}. Give whole microseconds, {least} or more.")
+
+    def load(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        split: str,
+        held_out_list: Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> TrainingSet:
+        from gridless.data import MovingBlobs, Spots, TrackFolder
+
+        options = {name: value for name, value in recipe.data_options.items() if name not in PIECES}
+        if recipe.data == "blobs":
+            return training_set(made(MovingBlobs, options, SIZES, **generated(split, options)))
+        if recipe.data == "spots":
+            return training_set(made(Spots, options, root=folder_of(recipe, path), split=split))
+        options = {"sensor": recipe.model.get("sensor"), **folder_options(recipe.fitted(data_options=options))}
+        settings = {"root": folder_of(recipe, path), "split": split, "held_out_list": held_out_list}
+        return training_set(made(TrackFolder, options, **settings, progress=True))
+
+    def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
+        return recipe.fitted(model={"sensor": list(data.events.sensor), **recipe.model})
+
+    def check_data(self, model: Any, data: TrainingSet) -> None:
+        sensor = tuple(model.config["sensor"])
+        if data.events.sensor != sensor:
+            raise ValueError(
+                f"recipe: model.sensor is {sensor}, the recordings have {data.events.sensor}. Leave it out."
+            )
+
+    def describe(self, recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
+        known = data.labels[..., 0].isfinite().sum(1)
+        lines = [] if data.listing is None else [f"{data.listing.root}: held out: {data.listing.rule}"]
+        lines.append("{} recordings to learn from, {} x {} pixels".format(len(data), *data.events.sensor))
+        return [*lines, f"events each: {range_of(data.sizes)}; known positions each: {range_of(known)}"]
+
+    def augment(self, recipe: Recipe, train: bool) -> Any:
+        return Chain((Turn(),)) if train and recipe.transforms is None else None
+
+    def describe_augmentation(self, recipe: Recipe) -> str:
+        return Turn().describe() if recipe.transforms is None else "nothing"
+
+    def loader(
+        self,
+        recipe: Recipe,
+        data: TrainingSet,
+        plan: Plan,
+        train: bool = True,
+        batch_size: int | None = None,
+        **more: Any,
+    ) -> Loader:
+        """Batches of pieces for training; for an evaluation whole recordings, one at a time."""
+        if not train:
+            return super().loader(recipe, data, plan, train, batch_size or 1, **more)
+        sizes = {name: recipe.data_options.get(name, size) for name, size in PIECES.items()}
+        return super().loader(recipe, pieces(data, **sizes), plan, train, batch_size, **more)
+
+    def loss(self, model: Any, batch: Any, smoothing: float = 0.0) -> Loss:
+        """Half the squared distance up to `BEND` pixels, then linear, over the events with a known position."""
+        events, answers = batch.geometry[model.camera], model.answers(batch.geometry).float()
+        truth = events.rows[TRUTH]
+        known = truth.isfinite().all(1) & (events.example < events.num_examples)
+        error = functional.smooth_l1_loss(answers, truth.nan_to_num(), reduction="none", beta=BEND).sum(1)
+        return Loss((error * known).sum() / known.sum().clamp(min=1))
+
+    @torch.no_grad()
+    def score(self, model: Any, batch: Any) -> Tensor:
+        """(B, 3): the number of known positions, and the sums of squared errors of the answers, and of their mean."""
+        events, answers, rows = batch.geometry[model.camera], model.answers(batch.geometry), []
+        for i, label in enumerate(batch.labels):
+            known = label[label[:, 0].isfinite()]
+            first, end = events.splits[i : i + 2].tolist()
+            at = last_event(events.time[first:end], known[:, 0]) + first
+            errors = answers[at] - known[:, 1:], known[:, 1:] - known[:, 1:].mean(0)
+            rows.append(torch.stack([known.new_tensor(len(known)), *(error.square().sum() for error in errors)]))
+        return torch.stack(rows).double()
+
+    def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
+        """Root mean square distances in pixels, the mean over recordings: of the answers, and of each one's mean."""
+        each = (scores[:, 1:] / scores[:, :1].clamp(min=1)).sqrt()
+        rms, constant = each.mean(0).tolist()
+        return {"rms": rms, "rms_of_the_mean": constant, "recordings": len(each), "by_recording": each[:, 0].tolist()}
+
+    def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
+        words = f"{figures['rms']:.3f} pixels RMS, the mean of {figures['recordings']} recordings"
+        return f"{words} (their own mean positions: {figures['rms_of_the_mean']:.3f})"
+
+    def live(self, logits: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+        return [{"x": round(x, 3), "y": round(y, 3)} for x, y in logits.tolist()]
+
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+        """Write the positions after every event to `out`: a file .csv or .json, or a folder."""
+        from gridless.data import read_events
+        from gridless.live import stream
+
+        check_kind(file, recordings=True)
+        events = read_events(file, sensor=tuple(model.config["sensor"]), repair=options.get("repair", ()))
+        found = list(stream(model).push(events))
+        out = options.get("out", Path("tracks"))
+        out = out if out.suffix in (".csv", ".json") else out / f"{file.stem}.csv"
+        columns = np.array([(p.time, *p.logits.tolist()) for p in found]).reshape(-1, 3)
+        write_positions(out, columns)
+        x, y = columns[-1, 1:] if len(columns) else model.middle.tolist()
+        line = f"{file}: {len(columns):,} positions, the last ({x:.2f}, {y:.2f}), in {out}"
+        return Prediction(line, {"file": str(file), "positions": len(columns), "x": x, "y": y, "out": str(out)})
+
+
+def training_set(data: Any) -> TrainingSet:
+    """Recordings with `sensor`, `batch()`, `positions` and `listing`, as of `gl.data.Spots`.
+
+    Labels (N, P, 3) are the known positions from the first event on, then NaN; events have the rows `truth`.
+    """
+    events, parts = data.batch(), []
+    truth = torch.full((len(events), 2), torch.nan)
+    ends = events.splits.tolist()
+    for first, end, known in zip(ends, ends[1:], data.positions, strict=False):
+        known = known[known[:, 0] >= events.time[first]] if end > first else known[:0]
+        truth[last_event(events.time[first:end], known[:, 0]) + first] = known[:, 1:].float()
+        parts.append(known)
+    labels = torch.nn.utils.rnn.pad_sequence(parts, True, torch.nan)
+    files = None
+    if data.listing is not None:
+        numbers = {file: i for i, file in enumerate(data.listing.files)}
+        files = torch.tensor([numbers[file] for file in data.names])
+    events = events._changed(rows=Rows({TRUTH: truth}))
+    return TrainingSet.of(events, labels, files=files, listing=data.listing)
+
+
+def last_event(time: Tensor, known: Tensor) -> Tensor:
+    """The number of the last event up to each known time."""
+    return torch.searchsorted(time, known.to(torch.int64), right=True) - 1
+
+
+def pieces(data: TrainingSet, piece: int, warm_up: int) -> TrainingSet:
+    """Pieces of `piece` microseconds, each with the `warm_up` microseconds before it, where nothing is judged."""
+    time, begin, counts, judged = data.events.time.cpu(), [], [], []
+    for first, end in zip(data.splits.tolist(), data.splits[1:].tolist(), strict=False):
+        own = time[first:end]
+        starts = torch.arange(int(own[0]), int(own[-1]) + 1, piece) if end > first else own
+        seen, ends = torch.searchsorted(own, starts - warm_up), torch.searchsorted(own, starts + piece)
+        begin.append(seen + first)
+        counts.append(ends - seen)
+        judged.append(torch.searchsorted(own, starts) - seen)
+    sizes, skipped = torch.cat(counts), torch.cat(judged)
+    at, splits = ragged(torch.cat(begin), sizes, data.device)
+    events = data.events._part(at, splits)
+    place = torch.arange(len(at), device=data.device) - splits[events.example]
+    truth = torch.where((place < skipped.to(data.device)[events.example])[:, None], torch.nan, events.rows[TRUTH])
+    keep = torch.tensor([bool(part.isfinite().any()) for part in truth.cpu().split(sizes.tolist())])
+    whole = TrainingSet.of(events._changed(rows=Rows({TRUTH: truth})), torch.zeros(len(sizes), device=data.device))
+    return whole.take(keep.nonzero()[:, 0])
+
+
+def write_positions(path: Path, columns: np.ndarray) -> None:
+    """Write (K, 3) of time in microseconds, x and y as a CSV or, by its suffix, JSON file."""
+    if path.suffix == ".json":
+        time, x, y = columns.T.tolist()
+        text = json.dumps({"time_us": list(map(int, time)), "x": x, "y": y})
+    else:
+        text = "time_us,x,y\n" + "".join(f"{int(time)},{x:.4f},{y:.4f}\n" for time, x, y in columns)
+    write_whole(path, text.encode())
+
+
+@dataclass(frozen=True)
+class Turn(EventTransform):
+    """Mirror each recording along x, along y, and on a square sensor about the diagonal, each with probability 1/2.
+
+    The rows `truth` follow the pixels.
+    """
+
+    def describe(self) -> str:
+        return "mirrored and turned by right angles"
+
+    def apply(self, events: Any, draws: Draws) -> Any:
+        pixel, truth = events.pixel.clone(), events.rows[TRUTH].clone()
+        for axis, side in enumerate(events.sensor):
+            chosen = (draw(events, draws) < 0.5)[events.example]
+            for place in (pixel, truth):
+                place[:, axis] = torch.where(chosen, side - 1 - place[:, axis], place[:, axis])
+        if events.sensor[0] == events.sensor[1]:
+            chosen = (draw(events, draws) < 0.5)[events.example][:, None]
+            pixel, truth = (torch.where(chosen, place.flip(1), place) for place in (pixel, truth))
+        return replaced(events, pixel=pixel, rows={**events.rows, TRUTH: truth})

@@ -1,0 +1,298 @@
+"""Tracking: the task learns where a blob is, live as in a batch and in C; data with positions is checked and split."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.cli.main import main
+from gridless.data.sets.spots import read_positions
+from gridless.models import EventTracker
+from gridless.tasks import find
+from gridless.tasks.track import TRUTH, Turn, last_event, pieces, training_set
+from gridless.training import Recipe
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+SENSOR = (20, 16)
+RECIPE = {
+    "model": {"model": "EventTracker", "width": 16, "weights": 6, "channels": 4, "hidden": 24},
+    "data": "blobs",
+    "data_options": {
+        "size": 10, "held_out": 3, "sensor": list(SENSOR), "duration": 600_000, "radius": 3.0, "piece": 300_000,
+        "warm_up": 100_000,
+    },
+    "epochs": 12,
+    "batch_size": 4,
+    "optimiser": "adamw",
+    "learning_rate": 0.01,
+    "clip": 1.0,
+    "schedule": "cosine",
+    "validate_every": 12,
+}  # fmt: skip
+
+
+def blobs(**settings):
+    return gl.data.MovingBlobs(**{"size": 2, "sensor": SENSOR, "duration": 300_000, "radius": 3.0, **settings})
+
+
+def tracker(seed: int = 0) -> EventTracker:
+    """A network whose answers depend on all of its parts."""
+    torch.manual_seed(seed)
+    model = EventTracker(SENSOR, width=16, weights=6, channels=4, hidden=24, rounds=2)
+    for layer in (model.move[-1], *(refine.move[-1] for refine in model.rounds)):
+        torch.nn.init.normal_(layer.weight, std=0.1)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run on generated blobs."""
+    out = tmp_path_factory.mktemp("track")
+    (out / "blobs.yaml").write_text(json.dumps(RECIPE))
+    assert main(["train", str(out / "blobs.yaml"), "--out", str(out / "run")]) == 0
+    return out / "run"
+
+
+def test_a_short_run_beats_the_mean_position_of_each_recording_by_far(run):
+    results = json.loads((run / "results.json").read_text())
+    assert results["valid_rms"] < 0.5 * results["valid_rms_of_the_mean"]
+
+
+def test_the_figure_is_the_root_mean_square_distance_at_the_known_times(run):
+    recipe = Recipe.from_dict(RECIPE)
+    task, model = find("track"), gl.load(run / "weights").eval()
+    data = task.load(recipe, None, "validation")
+    known = blobs(size=3, duration=600_000, seed=1)
+    expected = []
+    for events, positions in known:
+        engine, errors = gl.stream(model), []
+        at = torch.searchsorted(events.time, positions[:, 0].long(), right=True)
+        for a, b, (_, x, y) in zip([0, *at.tolist()], at.tolist(), positions.tolist(), strict=False):
+            if b == 0:
+                continue
+            engine(events[a:b])
+            answer = engine.predict()
+            errors.append((answer[0] - x) ** 2 + (answer[1] - y) ** 2)
+        expected.append(float(torch.stack(errors).mean().sqrt()))
+    figures = task.evaluate(model, data, recipe)
+    assert figures["by_recording"] == pytest.approx(expected, rel=1e-4)
+    assert figures["rms"] == pytest.approx(np.mean(expected), rel=1e-4)
+
+
+def test_the_engine_answers_after_every_event_as_the_batch_does():
+    model, data = tracker(), blobs()
+    with torch.no_grad():
+        answers = model.answers(model.plan(data.batch()))
+    scale = answers.abs().max()
+    engine = gl.stream(model)
+    for number, events in enumerate(data.recordings):
+        engine.reset()
+        live = []
+        for first in range(0, len(events), 97):
+            live += [prediction.logits for prediction in engine.push(events[first : first + 97])]
+        first = int(data.batch().splits[number])
+        assert len(live) == len(events)
+        assert (torch.stack(live) - answers[first : first + len(live)]).abs().max() < 1e-5 * scale
+
+
+@needs_compiler
+def test_c_answers_after_every_event_as_the_batch_does(tmp_path):
+    model, (events, _) = tracker(), blobs(size=1)[0]
+    with torch.no_grad():
+        answers = model.answers(model.plan(events))
+    live = torch.stack([p.logits for p in gl.stream(model, compiled=tmp_path / "c").push(events)])
+    assert (live - answers).abs().max() < 1e-5 * answers.abs().max()
+
+
+def test_before_the_first_event_the_answer_is_the_middle_of_the_sensor():
+    assert gl.stream(tracker()).predict().tolist() == [9.5, 7.5]
+
+
+def test_a_known_position_belongs_to_the_last_event_up_to_its_time():
+    assert last_event(torch.tensor([3, 5, 5, 9]), torch.tensor([2.0, 3.0, 5.0, 8.0, 20.0])).tolist() == [-1, 0, 2, 2, 3]
+    data = blobs()
+    whole = training_set(data)
+    truth, ends = whole.rows[TRUTH], whole.splits.tolist()
+    for i, known in enumerate(data.positions):
+        known = known[known[:, 0] >= data.recordings[i].time[0]]
+        assert torch.equal(whole.labels[i][: len(known)], known)
+        at = last_event(data.recordings[i].time, known[:, 0])
+        rows = truth[ends[i] : ends[i + 1]].isfinite().all(1).nonzero()[:, 0]
+        assert torch.equal(rows, at.unique())
+    assert torch.equal(truth[ends[0] + last_event(data.recordings[0].time, data.positions[0][-1:, 0])][0],
+                       data.positions[0][-1, 1:].float())  # fmt: skip
+
+
+def test_pieces_hold_every_known_position_once_and_have_a_warm_up():
+    whole = training_set(blobs(duration=500_000))
+    cut = pieces(whole, 200_000, 50_000)
+    assert int(cut.rows[TRUTH].isfinite().all(1).sum()) == int(whole.rows[TRUTH].isfinite().all(1).sum())
+    assert len(cut) == 2 * 3
+    for number in range(len(cut)):
+        part = cut.cut(torch.tensor([number]))
+        first_known = int(part.time[part.rows[TRUTH].isfinite().all(1)][0])
+        assert int(part.time[-1] - part.time[0]) <= 250_000
+        assert number % 3 == 0 or first_known - int(part.time[0]) >= 40_000
+
+
+def test_turns_move_known_positions_with_their_pixels():
+    whole = training_set(blobs(size=8, sensor=(16, 16)))
+    events = whole.events
+    turned = Turn()(events, torch.Generator().manual_seed(0))
+    known = events.rows[TRUTH].isfinite().all(1)
+    before = (events.pixel - events.rows[TRUTH])[known].norm(dim=1)
+    after = (turned.pixel - turned.rows[TRUTH])[known].norm(dim=1)
+    assert torch.allclose(before, after, atol=1e-4)
+    changed = [bool((a.pixel != b.pixel).any()) for a, b in zip(events.examples, turned.examples, strict=True)]
+    assert any(changed)
+
+
+def test_predict_writes_the_position_after_every_event(run, tmp_path, capsys):
+    (events, _) = blobs(size=1)[0]
+    gl.data.write_events(tmp_path / "a.es", events)
+    for suffix in ("csv", "json"):
+        out = tmp_path / f"a.{suffix}"
+        arguments = ["predict", str(tmp_path / "a.es"), "--weights", str(run / "weights"), "--out", str(out)]
+        assert main(arguments) == 0
+        assert f"{len(events):,} positions" in capsys.readouterr().out
+    rows = np.genfromtxt(tmp_path / "a.csv", delimiter=",", names=True)
+    columns = json.loads((tmp_path / "a.json").read_text())
+    assert rows.dtype.names == ("time_us", "x", "y")
+    assert rows["time_us"].tolist() == columns["time_us"] == events.time.tolist()
+    assert np.allclose(rows["x"], columns["x"], atol=1e-4)
+
+
+def test_stream_prints_positions(run, tmp_path, capsys):
+    (events, _) = blobs(size=1)[0]
+    gl.data.write_events(tmp_path / "a.es", events)
+    assert main(["stream", "--weights", str(run / "weights"), "--input", str(tmp_path / "a.es"), "--quiet"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert set(lines[0]) == {"time", "x", "y", "final"}
+    assert len(lines) == len(events) + 1
+
+
+# Folders of recordings with CSV files.
+
+
+def folder(root: Path, count: int = 5) -> Path:
+    for i in range(count):
+        (events, positions) = blobs(size=1, seed=i)[0]
+        gl.data.write_events(root / f"session{i}_01.es", events)
+        lines = [f"{int(t)},{x},{y}" for t, x, y in positions.tolist()]
+        (root / f"session{i}_01.csv").write_text("\n".join(["time_us,x,y", *lines]))
+    return root
+
+
+def test_a_folder_of_recordings_with_positions_is_read_and_split_by_recording(tmp_path):
+    whole = gl.data.TrackFolder(folder(tmp_path))
+    assert len(whole) == 5
+    events, positions = whole[0]
+    expected_events, expected = blobs(size=1, seed=0)[0]
+    assert torch.equal(events.time, expected_events.time)
+    assert torch.allclose(positions, expected)
+    parts = [gl.data.TrackFolder(tmp_path, split).names for split in ("fit", "validation")]
+    assert sorted(parts[0] + parts[1]) == sorted(whole.names)
+    assert all(parts)
+
+
+@pytest.mark.slow
+def test_a_folder_is_trained_on(tmp_path):
+    (tmp_path / "data").mkdir()
+    recipe = {**RECIPE, "data": "folder", "data_options": {"piece": 150_000, "warm_up": 50_000}, "epochs": 1}
+    (tmp_path / "own.yaml").write_text(json.dumps(recipe))
+    arguments = ["train", str(tmp_path / "own.yaml"), "--data", str(folder(tmp_path / "data")), "--out"]
+    assert main([*arguments, str(tmp_path / "run")]) == 0
+    assert gl.load(tmp_path / "run" / "weights").config["sensor"] == list(SENSOR)
+    weights = str(tmp_path / "run" / "weights")
+    assert main(["evaluate", weights, "--data", str(tmp_path / "data"), "--split", "validation"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("time_us,x\n1,2\n", "no column y"),
+        ("", "no column time_us, x, y"),
+        ("time_us,x,y\n", "no positions"),
+        ("time_us,x,y\n10,1,2\n20,one,2\n", "line 3 has x = 'one'"),
+        ("time_us,x,y\n10,1,nan\n", "line 2 has y = 'nan'"),
+        ("time_us,x,y\n10,1\n", "line 2 has y = ''"),
+        ("time_us,x,y\n10.5,1,2\n", "line 2 has time_us = '10.5'"),
+        ("time_us,x,y\n-1,1,2\n", "line 2 has time_us = '-1'"),
+        ("time_us,x,y\n20,1,2\n20,1,2\n", "time_us 20 of position 2"),
+    ],
+)
+def test_a_bad_file_of_positions_is_named_with_its_line(tmp_path, text, words):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"a.csv.*{words}"):
+        read_positions(path, tmp_path / "a.es")
+
+
+def test_a_recording_without_positions_is_named(tmp_path):
+    folder(tmp_path, 2)
+    (tmp_path / "session1_01.csv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"session1_01.csv.*session1_01.es"):
+        gl.data.TrackFolder(tmp_path)
+
+
+def test_columns_of_positions_may_stand_in_any_order_beside_others(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("y, note,time_us, x\n2,first,10,1\n\n4,,20,3\n")
+    assert read_positions(path, path).tolist() == [[10, 1, 2], [20, 3, 4]]
+
+
+# The pack of spots.
+
+
+def spots_pack(root: Path, numbers: list[tuple[int, int]]) -> Path:
+    """A pack as that of EBWFNet, with two events and one position in each stream."""
+    count = len(numbers)
+    arrays = {
+        "x": np.arange(2 * count) % 50, "y": np.full(2 * count, 3), "dt": np.full(2 * count, 100),
+        "p": np.packbits(np.arange(2 * count) % 2 == 0),
+    }  # fmt: skip
+    arrays = {name: array.astype(np.uint8) for name, array in arrays.items()}
+    arrays |= {"dt_big": np.empty(0, np.int64), "offsets": 2 * np.arange(count + 1), "label": np.zeros(count, np.uint8)}
+    arrays |= {"sensor": np.array([50, 50]), "recording": np.array(numbers), "truth_offsets": np.arange(count + 1)}
+    arrays |= {"truth_time": np.full(count, 60), "truth": np.full((count, 2), 256, np.int16)}
+    arrays |= {"baseline": np.full((count, 2), -128, np.int16)}
+    with lzma.open(root / "spots_train.npz.xz", "wb") as file:
+        np.savez(file, **arrays)
+    return root
+
+
+def test_spots_are_split_by_recording_never_inside_one(tmp_path):
+    numbers = [(k, lens) for k in range(1, 8) for lens in (3, 9)]
+    root = spots_pack(tmp_path, numbers)
+    whole = gl.data.Spots(root)
+    events, positions = whole[0]
+    assert positions.tolist() == [[60, 26, 26]]
+    assert whole.filtered[0].tolist() == [[24.5, 24.5]]
+    assert events.time.tolist() == [100, 200]
+    seen = []
+    for fold in range(5):
+        fit, valid = (gl.data.Spots(root, split, fold) for split in ("fit", "validation"))
+        recordings = [{name.split("-")[0] for name in part.names} for part in (fit, valid)]
+        assert not recordings[0] & recordings[1]
+        assert len(fit) + len(valid) == len(whole)
+        seen += valid.names
+    assert sorted(seen) == sorted(whole.names)
+    with pytest.raises(ValueError, match="fold is 5"):
+        gl.data.Spots(root, fold=5)
+    with pytest.raises(FileNotFoundError, match=r"spots_test\.npz\.xz"):
+        gl.data.Spots(root, "test")
+
+
+def test_settings_that_do_not_move_positions_along_are_refused():
+    for changes in ({"transforms": ["ReverseTime"]}, {"prepare": [{"PoolPixels": 2}]}):
+        with pytest.raises(ValueError, match="transforms"):
+            Recipe.from_dict({**RECIPE, **changes})
+    with pytest.raises(ValueError, match=r"data_options\.piece is 0"):
+        Recipe.from_dict({**RECIPE, "data_options": {"piece": 0}})
