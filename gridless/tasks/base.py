@@ -73,8 +73,17 @@ class Task:
         held_out_list: Path | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The files of a split as a `gridless.tasks.storage.Source`, so that they can be packed instead of being read
-        into memory; None if they cannot. The arguments are those of `load`; nothing is read yet."""
+        """The files of a split as a `gridless.tasks.storage.Source`, to be packed instead of read into memory; or None.
+
+        Nothing is read yet.
+
+        Args:
+            recipe: names the data set and its options.
+            path: the folder of the data.
+            split: `train`, `fit`, `validation` or `test`.
+            held_out_list: the file that lists what an earlier run held out, or None.
+            about: facts saved with weights, if the data is for weights.
+        """
         return None
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
@@ -162,7 +171,15 @@ class Task:
         batch_size: int | None = None,
         progress: bool = False,
     ) -> dict[str, Any]:
-        """The figures of a network on examples as they are, each seen once: those of validation during training."""
+        """The figures of a network on examples as they are, each seen once. Validation during training uses them.
+
+        Args:
+            model: the network; its mode, training or not, is restored.
+            data: the examples.
+            recipe: decides precision, points and batch size.
+            batch_size: examples at a time, by default the recipe's.
+            progress: show a bar.
+        """
         was_training, scores = model.training, []
         model.eval()
         with bar("evaluate", len(data), progress) as advance:

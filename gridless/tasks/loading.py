@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gridless.data.listing import Listing
 from gridless.tasks import find
+from gridless.tasks.storage import check_labelled, divided, load_splits  # noqa: F401
 from gridless.training.examples import TrainingSet
 from gridless.training.recipe import Recipe
 
@@ -35,8 +36,6 @@ def load_data(
 
     `root`, `split`, `held_out_list` and `about` are those of `Task.load`, whose `path` is `root`.
     """
-    from gridless.tasks.storage import load_splits
-
     path = None if root is None else Path(root)
     return load_splits(find(recipe.task_name), recipe, path, [split], None, held_out_list, about)[0]
 
@@ -85,24 +84,6 @@ def folder_options(
     known = {name: (about or {}).get(name) for name in ("class_names", "values")}
     options = recipe.data_options | {name: value for name, value in known.items() if value}
     return options | ({} if held_out_list is None else {"held_out_list": held_out_list})
-
-
-def divided(whole: TrainingSet) -> dict[str, TrainingSet]:
-    """The parts `fit` and `validation` of a folder's `train`, so that a run reads each file once."""
-    listing, files, parts = whole.listing, whole.files, {}
-    assert files is not None
-    for split in ("fit", "validation"):
-        rows = torch.tensor(listing.rows(split))
-        parts[split] = check_labelled(whole.take(torch.isin(files, rows).nonzero()[:, 0]), split)
-    return parts
-
-
-def check_labelled(data: TrainingSet, split: str) -> TrainingSet:
-    """The same examples; refused if points should have labels, and none has."""
-    if not data.is_labelled:
-        words = "nothing can be learned or judged: give files with labels, or evaluate with --split validation"
-        raise ValueError(f"the points of {split!r} have no labels: {words}")
-    return data
 
 
 def describe_folder(listing: Listing) -> list[str]:

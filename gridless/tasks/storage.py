@@ -17,7 +17,6 @@ from gridless.data.files import check_writable, full
 from gridless.data.packing import INDEX, Pack, digest_of_files, pack
 from gridless.data.sessions import held_out
 from gridless.kernels.threads import num_threads
-from gridless.tasks.loading import divided
 from gridless.training.checkpoints import digest_of
 from gridless.training.examples import TrainingSet
 from gridless.training.packed import KEEP, PackedSet
@@ -185,3 +184,21 @@ def _on_disk(data: TrainingSet, root: Path | None, storage: Storage) -> Training
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def divided(whole: TrainingSet) -> dict[str, TrainingSet]:
+    """The parts `fit` and `validation` of a folder's `train`, so that a run reads each file once."""
+    listing, files, parts = whole.listing, whole.files, {}
+    assert files is not None
+    for split in ("fit", "validation"):
+        rows = torch.tensor(listing.rows(split))
+        parts[split] = check_labelled(whole.take(torch.isin(files, rows).nonzero()[:, 0]), split)
+    return parts
+
+
+def check_labelled(data: TrainingSet, split: str) -> TrainingSet:
+    """The same examples; refused if points should have labels, and none has."""
+    if not data.is_labelled:
+        words = "nothing can be learned or judged: give files with labels, or evaluate with --split validation"
+        raise ValueError(f"the points of {split!r} have no labels: {words}")
+    return data

@@ -14,7 +14,7 @@ from streams import cut, of, stream
 
 import gridless as gl
 from gridless.models import EventResNet, asl_dvs, build, cifar10_dvs, mnist_dvs, n_caltech101, n_cars, n_mnist
-from gridless.models.events import Options
+from gridless.models.events import Keywords
 
 SMALL = {"width": 4, "levels": 2, "pooled": 0, "decay_time": 100.0, "threshold": 0.6, "reset": -0.3}
 
@@ -61,7 +61,7 @@ def test_decay_times_stay_those_that_weights_were_trained_with():
 
 def test_sizes_take_every_option_of_the_network():
     arguments = inspect.signature(EventResNet).parameters
-    assert ["classes", "sensor", *Options.__annotations__] == list(arguments)
+    assert ["classes", "sensor", *Keywords.__annotations__] == list(arguments)
     assert n_mnist(levels=2, pooled=1, rates="ones").config["rates"] == "ones"
 
 
@@ -70,7 +70,7 @@ def test_sizes_take_every_option_of_the_network():
 )
 def test_help_names_every_option(size):
     text = pydoc.render_doc(size)
-    assert [name for name in Options.__annotations__ if not re.search(rf"\b{name}\b", text)] == []
+    assert [name for name in Keywords.__annotations__ if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_a_network_called_with_events_says_what_it_expects():

@@ -88,7 +88,7 @@ def test_unknown_models_and_arguments_are_named():
     with pytest.raises(TypeError, match="'widht': its settings are classes, width"):
         models.build({"model": "point_resnet_large", "widht": 3})
     for name in models.NETWORKS:
-        with pytest.raises(TypeError, match=r"its settings are (classes|parts)\b"):
+        with pytest.raises(TypeError, match=r"its settings are (classes|parts|sensor)\b"):
             models.build({"model": name, "widht": 3})
     with pytest.raises(TypeError, match=r"PointUNetPlus: parts is a list, .* such as \[4\]"):
         models.point_unet_plus(4)

@@ -251,7 +251,8 @@ def test_eager_and_captured_batches_on_a_gpu_are_counted_alike(momentum):
 @needs_cuda
 def test_a_loaded_number_of_batches_is_followed_on_a_gpu():
     ours, wanted = BatchNorm(6).cuda(), BatchNorm(6)
-    state = {**wanted.state_dict(), "num_batches_tracked": torch.tensor(30)}
+    state = {name: value.clone() for name, value in wanted.state_dict().items()}
+    state["num_batches_tracked"] = torch.tensor(30)
     x = torch.randn(64, 6)
     for norm in (ours, wanted):
         norm(x.to(norm.weight.device))

@@ -101,7 +101,7 @@ def test_refuses_what_it_cannot_average():
                 voxel_mean(features, cell, int(cell.max()))
             with pytest.raises(ValueError, match="must be in"):
                 voxel_mean(features, cell - 1, CELLS)
-    with pytest.raises(ValueError, match="one device"):
+    with pytest.raises(ValueError, match="meta"):
         voxel_mean(features.to("meta"), cell, CELLS)
     with pytest.raises(ValueError, match="negative"):
         voxel_mean(features, cell, -1)

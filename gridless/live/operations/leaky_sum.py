@@ -53,7 +53,7 @@ class LeakySums(Operation):
             age = np.float32(t - i[clock]) if i[clock] >= 0 else np.float32(0.0)
             i[clock] = t
             for k in range(0, count, 4):
-                simd.decays(4, f, factor + k, f, i[r + RATE] + k, age)
+                simd.decays(4, f, factor + k, i[r + RATE] + k, age)
             for q in range(c // count):
                 x = float(f[a + j * a_pitch + q])
                 for k in range(count):
