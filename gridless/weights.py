@@ -122,13 +122,13 @@ def load(
 
 
 def class_names(model: Any, classes: int) -> list[str]:
-    """The class names that were saved with a network; classes beyond them are called by their numbers."""
+    """The class names saved with a network; classes without a name get their number."""
     names = list(getattr(model, "about", {}).get("class_names") or [])
     return names + [str(k) for k in range(len(names), classes)]
 
 
 def _classes(classes: Any) -> tuple[int, list[str]]:
-    """How many classes there are, and their names, if these were given."""
+    """The number of classes, and their names, empty if only a number is given."""
     if isinstance(classes, str):
         raise TypeError(f"load: classes: one name, {classes!r}: give a list, [{classes!r}, ...], or how many there are")
     names: list[Any] = list(classes) if isinstance(classes, Iterable) else []
@@ -168,7 +168,7 @@ def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any
         raise TypeError(f"save: {kind.__name__} cannot be made again: {error}: {remedy}") from None
     difference = _misfit(again, model.state_dict())
     plans = [getattr(network, "plan", None) for network in (model, again)]
-    # A plan prints rounded numbers; its text has all digits.
+    # Compare `text`, which has all digits: a printed plan rounds.
     if difference is None and len({getattr(plan, "text", str(plan)) for plan in plans}) > 1:
         difference = "its plan is another"
     if difference is not None:
@@ -206,7 +206,7 @@ def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path:
 
 
 class _Bound(TorchFunctionMode):
-    """A block that refuses a tensor, or all parameters together, of far more numbers than a file has, in this thread.
+    """Context that rejects tensors, or a sum of parameters, far larger than the file. It watches this thread only.
 
     Slightly larger networks are built, and `check_fit` then names the first tensor that does not fit.
     """
@@ -236,7 +236,7 @@ class _Bound(TorchFunctionMode):
 
 
 def _with_classes(about: dict[str, Any], count: int, name: str | Path) -> dict[str, Any]:
-    """The config of the same network for `count` classes, which its task knows how to write."""
+    """The config of the same network for `count` classes, made by its task."""
     config = about["model"]
     if "arguments" in config:
         return {**config, "arguments": {**config["arguments"], "classes": count}}
@@ -367,7 +367,7 @@ def _misfit(model: nn.Module, tensors: dict[str, torch.Tensor]) -> str | None:
 
 
 def _fits(saved: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether shape and kind of numbers agree; real numbers of another precision are converted."""
+    """True if shape and dtype agree; floating-point tensors of another precision fit, too."""
     same = saved.dtype == wanted.dtype or (saved.is_floating_point() and wanted.is_floating_point())
     return same and saved.shape == wanted.shape
 

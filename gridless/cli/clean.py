@@ -23,7 +23,7 @@ BESIDE = ".gridless"
 
 @dataclass(frozen=True)
 class Cached:
-    """What can be removed, and made again."""
+    """A pack or cache, which can be removed because training can write it again."""
 
     what: str
     path: Path
@@ -97,7 +97,7 @@ def _of(path: Path, what: str, belongs: Callable[[str], object]) -> Cached:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether no process writes a pack."""
+    """True if no process is writing this pack."""
     from gridless.data.files import locked
 
     try:

@@ -41,16 +41,16 @@ from gridless.structures import Cloud, Events, Rows
 
 INDEX = "pack.json"
 VERSION = 2
-# A shard ends with the first item that takes it over so many bytes. Each process holds one, and a copy of its longest
-# column.
+# A shard ends with the first item that makes it larger than this. Each process holds one shard, and a copy of its
+# longest column.
 SHARD_BYTES = 1 << 26
-# Shards whose files stay open; those of others are opened for each reading, as a process may open 1,024 files.
+# Shards whose files stay open. Others are opened for each read, because a process may open only 1,024 files.
 OPEN_SHARDS = 256
-# Microseconds of a recording, negative ones too, that an event's word has room for.
+# Bits of an event's word for the signed time since the recording began, in microseconds.
 TIME_BITS = 38
 ROW = "row/"
 _AGAIN = "Remove the folder, and pack the data again."
-# Of a shard's arrays, those that have one entry per example.
+# Arrays of a shard that have one entry per example.
 _PER_EXAMPLE = ("size", "label", "start", "item")
 
 
@@ -60,7 +60,7 @@ class Item(NamedTuple):
     examples: Sequence[tuple[Any, Any]]
     """(events, label) or (cloud, label) each."""
     facts: Mapping[str, Any] = {}
-    """What `Pack.facts` says of the item; JSON can hold it."""
+    """Metadata of the item for `Pack.facts`; JSON can hold it."""
 
 
 def pack(
@@ -86,7 +86,7 @@ def pack(
         workers: processes that read examples; above 1 the data set is pickled.
         progress: show a progress bar.
         about: further facts, which JSON can hold, kept as `Pack.about`.
-        together: items that a process takes at a time, at least; of large ones 1.
+        together: minimum items per task of a process; use 1 for large items.
     """
     path = Path(path)
     if (path / INDEX).is_file():
@@ -167,7 +167,7 @@ class Packer:
 
 
 class _Shard:
-    """The items of one file until it is written; `meta` is that of the shards before it."""
+    """One shard in memory until it is written; `meta` is the metadata of the shards before it."""
 
     def __init__(self, meta: dict[str, str] | None = None) -> None:
         self.columns: dict[str, list[np.ndarray]] = {}
@@ -201,14 +201,14 @@ class _Shard:
             try:
                 save_file(arrays, file.name, meta)
             except SafetensorError as error:
-                # safetensors says the number of the system's error in its text alone.
+                # safetensors gives the errno only in the text of its error.
                 number = re.search(r"os error (\d+)", str(error))
                 raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
             file.seek(0, os.SEEK_END)
 
 
 def _arrays(dataset: Any, i: int, example: Any, label: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """An example of item i as arrays of a shard, and what all examples of a pack have in common."""
+    """An example of item i as arrays of a shard, and the metadata that all examples of a pack share."""
     if isinstance(example, np.ndarray) and example.dtype.names:
         example = Events.of(example, dataset.sensor_size)
     elif isinstance(example, Tensor | np.ndarray) and example.ndim == 2:
@@ -273,7 +273,7 @@ def events_of(
 
 @dataclass(frozen=True)
 class PackFile:
-    """A shard: where its arrays are. Its file stays open if it has a `handle`."""
+    """A shard on disk and the positions of its arrays. Its file stays open if it has a `handle`."""
 
     path: Path
     handle: int | None
@@ -348,9 +348,10 @@ class Pack:
         labels: (N, ...) the label of each example.
         splits: (N + 1) where each example begins, counted in points or events over the whole pack.
         items: (N) the item of the data set that each example came from.
-        facts: what each item said of itself, by its number.
+        facts: metadata of each item, by its number.
         class_names: names of the classes.
-        sensor: (width, height) of recordings, None of clouds: the largest that items say, else that of all.
+        sensor: (width, height) of recordings, the largest in the metadata of the items, else that of the shards; None
+            for clouds.
         about: further facts that `pack` was given.
     """
 
@@ -414,7 +415,7 @@ class Pack:
 
     @property
     def digest(self) -> str:
-        """Names the content: packs of the same examples have the same."""
+        """Digest of the content: packs of the same examples have the same digest."""
         return hashlib.blake2b("".join(s.meta["digest"] for s in self.shards).encode(), digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
@@ -449,7 +450,7 @@ class Pack:
         sizes = self.sizes_of(index, most).numpy()
         begins = np.concatenate([[0], np.cumsum(sizes)])
         columns = {name: self._column(name, int(begins[-1]), pinned) for name in self.columns}
-        # In the order of the disk, a few shares for each thread.
+        # Threads read in the order of the disk, a few shares each.
         order = np.argsort(index.numpy(), kind="stable")
         parts = min(len(order), 4 * num_threads())
         jobs = [(part,) for part in np.array_split(order, max(parts, 1))]
@@ -489,15 +490,15 @@ class Pack:
 
 
 def _common(shard: PackFile) -> dict[str, str]:
-    """What all shards of a pack have in common."""
+    """Metadata that all shards of a pack share."""
     return {name: value for name, value in shard.meta.items() if name not in ("digest", "facts")}
 
 
 def digest_of_files(files: Sequence[Path], root: Path, record: Path | None = None, progress: bool = False) -> str:
-    """Names the content of files and their places below `root`.
+    """Digest of the content of files and of their paths below `root`.
 
-    The file `record` remembers the content of each file. A file is read again only if its size or the time of its last
-    change is another.
+    The file `record` caches the digest of each file. A file is read again only if its size or modification time
+    changed.
     """
     known = {} if record is None else _recorded(record)
     with bar("check", len(files), progress) as advance:
@@ -519,7 +520,7 @@ def digest_of_files(files: Sequence[Path], root: Path, record: Path | None = Non
 
 
 def _recorded(record: Path) -> dict[str, tuple[int, int, str]]:
-    """Size, time and content of files, by name, as `digest_of_files` wrote them; nothing if that cannot be read."""
+    """Size, modification time and digest of files, by name, as `digest_of_files` wrote them; empty if unreadable."""
     try:
         return {str(name): (int(a), int(b), str(c)) for name, (a, b, c) in json.loads(record.read_bytes()).items()}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
