@@ -1,12 +1,15 @@
 """Data larger than memory: examples packed once on disk, read batch by batch.
 
-A pack is a folder of safetensors files, its shards, and `pack.json`, which is written last. An event is one int64 word:
-the microseconds since its recording began, then y, x and polarity, in as many bits as the sensor needs. A point is its
-float32 coordinates. Rows of points and events keep their types. An item of a data set, such as a file, may hold several
-examples; a shard is named by its first item and the one behind its last.
+A pack is a folder of safetensors files, its shards, and `pack.json`, which is written last.
 
-Shards are read by position, not mapped: pages of a mapped file count as memory of the process, which would then grow
-with the data set.
+- An event is one int64 word: microseconds since the recording began, then y, x and polarity, in as many bits as the
+  sensor needs.
+- A point is its float32 coordinates. Rows of points and events keep their types.
+- An item of a data set, such as a file, may hold several examples. The name of a shard is the number of its first item
+  and the number after its last item.
+
+Shards are read by position instead of mapped: mapped pages would count as memory of the process, and grow with the
+data set.
 """
 
 from __future__ import annotations
@@ -74,18 +77,18 @@ def pack(
 ) -> Pack:
     """Write the examples of a map-style data set to a pack, in constant memory, and open it.
 
-    An interrupted call goes on where it ended. A pack that is complete is opened as it is. While another process writes
-    it, this one waits.
+    Repeat an interrupted call to continue it. A complete pack is only opened. If another process is writing the pack,
+    the call waits.
 
     Args:
-        dataset: `len(dataset)` and `dataset[i]`, an (events, label), a (cloud, label), or an `Item` of several. Arrays
+        dataset: has `len(dataset)` and `dataset[i]`: (events, label), (cloud, label), or an `Item` of several. Arrays
             (points, dimensions) are clouds. Structured arrays of tonic (x, y, t, p) are events of
             `dataset.sensor_size`. Labels are numbers, or arrays of one shape.
         path: the folder of the pack.
         class_names: names of the classes; by default `dataset.class_names` or `dataset.classes`.
         workers: processes that read examples; above 1 the data set is pickled.
         progress: show a progress bar.
-        about: further facts, which JSON can hold, kept as `Pack.about`.
+        about: further metadata for `Pack.about`, which JSON can hold.
         together: minimum items per task of a process; use 1 for large items.
     """
     path = Path(path)
@@ -127,7 +130,7 @@ def _wait_for_lock(path: Path, held: ExitStack) -> bool:
 
 
 def _missing(folder: Path, count: int, together: int) -> Iterator[tuple[int, int]]:
-    """Ranges (first, end) of items that are in no shard yet. Ranges do not depend on the number of processes."""
+    """Ranges (first, end) of items that are in no shard yet, independent of the number of processes."""
     step = min(max(count // 64, together), 4096)
     ends = dict(map(_range, _shards(folder)))
     for first in range(0, count, step):
@@ -143,7 +146,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _range(shard: Path) -> tuple[int, int]:
-    """The numbers of a shard's first item and of the one behind its last, from its name."""
+    """The number of a shard's first item and the number after its last item, from its name."""
     first, _, end = shard.stem.partition("-")
     if not (first.isdigit() and end.isdigit()):
         raise FormatError(shard, f"not a shard of a pack. {_AGAIN}")
@@ -258,9 +261,9 @@ def _words(events: Events, i: int) -> tuple[np.ndarray, np.ndarray]:
 def events_of(
     word: Tensor, start: Tensor, splits: Tensor, bits: tuple[int, int], sensor: tuple[int, int], rows: Rows
 ) -> Events:
-    """The recordings that `word` (S) holds, on its device.
+    """The recordings of `word` (S), on its device.
 
-    `start` (B) are the times of their first events, `bits` those of x and y in a word.
+    `start` (B) has the time of the first event of each recording; `bits` are the bits of x and of y in a word.
     """
     across, down = bits
     x = word >> 1 & (1 << across) - 1
@@ -329,7 +332,7 @@ _DTYPES = {
 
 
 def _place(entry: Mapping[str, Any], data: int, size: int) -> tuple[np.dtype, tuple[int, ...], int]:
-    """Type, shape and position in the file of an array by its header entry; refuses one that is not inside the file."""
+    """Type, shape and file position of an array by its header entry; an error if it is not inside the file."""
     dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(map(int, entry["shape"]))
     first, end = map(int, entry["data_offsets"])
     if (
@@ -352,7 +355,7 @@ class Pack:
         class_names: names of the classes.
         sensor: (width, height) of recordings, the largest in the metadata of the items, else that of the shards; None
             for clouds.
-        about: further facts that `pack` was given.
+        about: further metadata, from the argument of `pack`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -385,7 +388,7 @@ class Pack:
                 raise FormatError(shard.path, f"its arrays do not fit its sizes. {_AGAIN}")
 
     def _check(self, count: int) -> None:
-        """Refuse shards that do not follow each other, or that are of several kinds."""
+        """Reject a pack with missing or overlapping shards, or with shards of different metadata."""
         meta, names, end = _common(self.shards[0]), self.shards[0].arrays.keys(), 0
         for shard in self.shards:
             first, last = _range(shard.path)
@@ -423,7 +426,7 @@ class Pack:
         return f"Pack({str(self.path)!r}: {len(self):,} examples, {int(self.splits[-1]):,} {what})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Files are opened anew in another process.
+        # Another process opens the files itself.
         return {"path": self.path, "sensor": self.sensor}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -440,7 +443,7 @@ class Pack:
     def read(self, index: Tensor, device: torch.device | str = "cpu", most: int | None = None) -> Any:
         """The examples `index` (B, on the CPU), in that order, as one ragged batch on `device`.
 
-        Of each example at most the first `most` points or events are read.
+        At most the first `most` points or events of each example are read.
         """
         device = torch.device(device)
         return self.batch(index, self.load(index, device.type == "cuda", most), device, most)
@@ -469,18 +472,18 @@ class Pack:
         return events_of(moved["word"], start, splits, self.bits, self.sensor, rows).trusted()
 
     def sizes_of(self, index: Tensor, most: int | None = None) -> Tensor:
-        """(B) points or events of the examples `index`, of which at most the first `most` count."""
+        """(B) the number of points or events of the examples `index`, at most `most` each."""
         sizes = self.splits[index + 1] - self.splits[index]
         return sizes if most is None else sizes.clamp(max=most)
 
     def _column(self, name: str, count: int, pinned: bool) -> Tensor:
-        """Room for `count` rows of an array."""
+        """An empty tensor for `count` rows of an array."""
         dtype, shape, _ = self.shards[0].arrays[name]
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
         return torch.empty((count, *shape[1:]), dtype=kind, pin_memory=pinned)
 
     def _fill(self, columns: Mapping[str, Tensor], index: np.ndarray, begins: np.ndarray, share: np.ndarray) -> None:
-        """Read the examples index[share] to their places."""
+        """Read the examples index[share] into their rows of the columns."""
         splits, shards = self.splits.numpy(), np.searchsorted(self.first, index[share], side="right") - 1
         for place, k in zip(share.tolist(), shards.tolist()):
             a, b = int(begins[place]), int(begins[place + 1])

@@ -17,8 +17,8 @@ class Interrupt:
     """Handler of Ctrl-C: the first sets `asked`, the second ends the run at once.
 
     Use it as `with Interrupt(...) as interrupt:`. It raises a KeyboardInterrupt that says whether the checkpoint `last`
-    exists. Unless `stepping` is set, the first Ctrl-C ends the run at once, too. This is the case before the first step,
-    and with several processes, which would stop at different steps.
+    exists. Unless `stepping` is set, the first Ctrl-C ends the run at once, too: before the first
+    step, and with several processes, which would stop at different steps.
     """
 
     def __init__(self, last: Path) -> None:

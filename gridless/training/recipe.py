@@ -60,14 +60,14 @@ class Recipe(BaseModel):
     """The task: classify, recordings, parts, scenes, track, or your own, FILE.py:CLASS, which runs that file. None: the
     task of the network and the data."""
     data_options: dict[str, Any] = {}
-    """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of a generated one, or `up: z` of
-    a folder (`gl.data.CloudFolder`)."""
+    """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of a generated one, or `up: z`
+    of a folder (`gl.data.CloudFolder`)."""
     points: _Count = 1024
     """Points per cloud, from the first on."""
     augment: Annotated[InstanceOf[Policy], BeforeValidator(_policy)] = Policy()
     """Augmentation of each training cloud."""
     transforms: list[Any] | None = None
-    """Augmentation of each training recording, such as [ReverseTime, {Zoom: [0.8, 1.2]}]; None: that of the data set."""
+    """Augmentation of each training recording, such as [ReverseTime, {Zoom: [0.8, 1.2]}]; None: the data set's."""
     prepare: list[Any] = []
     """Preparation of every recording, in training and evaluation, before that of the data set, such as
     [{PoolPixels: 2}]."""

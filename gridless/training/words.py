@@ -7,7 +7,7 @@ from typing import Any
 
 # Smallest gap between training and held-out accuracy that is reported.
 LARGE = 0.15
-# A run with fewer steps is called short.
+# Runs with fewer steps are advised to train longer.
 FEW_STEPS = 100
 # Drop of the held-out accuracy below its best that counts as overfitting.
 FALL = 0.05

@@ -105,7 +105,7 @@ class _Drawn(Dataset):
 def precomputed(
     recipe: Recipe, task: Any, data: Any, plan: Any, folder: Path, workers: int = 0, ray: str | None = None
 ) -> Precomputed:
-    """Files with the geometry of a recipe's training examples (on the CPU), augmented as in the first `repeats` epochs."""
+    """Files with the geometry of a recipe's training examples (on the CPU), augmented as in `repeats` epochs."""
     loader = task.loader(recipe, data, plan)
     drawn = _Drawn(loader, loader.data.tensors())
     # The cache key covers all examples and labels, so no example must be drawn for a check.
