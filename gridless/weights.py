@@ -160,7 +160,7 @@ def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any
         remedy = "give the arguments of its constructor, gl.save(model, path, arguments={...})"
     try:
         plain = json.loads(json.dumps(config))
-        # The random state of the caller stays as it is.
+        # Keep the random state of the caller.
         with torch.random.fork_rng(devices=[]):
             again = _make(plain, kind if own else None, kind.__name__)
     except Exception as error:

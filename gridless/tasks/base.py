@@ -75,12 +75,12 @@ class Task:
     ) -> Any:
         """The files of a split as a `gridless.tasks.storage.Source`, which can be packed; None if they cannot.
 
-        The arguments are those of `load`. No file is read yet.
+        Arguments are those of `Task.load`. No file is read yet.
         """
         return None
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
-        """The recipe with what the data decides filled in: number of classes, features, sensor."""
+        """The recipe with the settings that depend on the data: number of classes, features, sensor."""
         return recipe
 
     def check_recipe(self, recipe: Recipe) -> None:
@@ -164,7 +164,10 @@ class Task:
         batch_size: int | None = None,
         progress: bool = False,
     ) -> dict[str, Any]:
-        """The figures of a network on examples without augmentation, each seen once, as in validation."""
+        """The figures of a network on examples without augmentation, each seen once, as in validation.
+
+        Arguments are those of `Task.evaluate`.
+        """
         was_training, scores = model.training, []
         model.eval()
         with bar("evaluate", len(data), progress) as advance:

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run after the step at hand, with a checkpoint."""
+"""Ctrl-C ends a run after the current step, with a checkpoint."""
 
 from __future__ import annotations
 
