@@ -67,7 +67,7 @@ def _agrees() -> bool:
 
 
 def caches(folders: list[Path]) -> Iterator[Cached]:
-    """All caches among the folders themselves, their subfolders, and the subfolders of `.gridless` in them."""
+    """All caches among the folders, the folders `.gridless` in them, and the subfolders of both."""
     seen = set[Path]()
     for folder in folders:
         for place in (folder, folder / BESIDE):

@@ -461,7 +461,7 @@ class Pack:
         return columns
 
     def batch(self, index: Tensor, columns: Mapping[str, Tensor], device: torch.device, most: int | None = None) -> Any:
-        """The ragged batch of examples `index` on `device`, from the `columns` that `load` read with the same `most`."""
+        """The ragged batch of examples `index` on `device`, from the `columns` that `load` read with this `most`."""
         sizes = self.sizes_of(index, most)
         moved = {name: column.to(device, non_blocking=True) for name, column in columns.items()}
         splits = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(device)

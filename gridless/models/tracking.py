@@ -71,7 +71,7 @@ class Refinement(nn.Module):
 
 
 def still(channels: int) -> nn.Module:
-    """The last layer of a network that moves the guess. It is initialised to 0: at first nothing moves."""
+    """The last layer of a perceptron that moves the guess. It is initialised to 0: at first nothing moves."""
     layer = Dense(channels, 2)
     nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
     return layer
