@@ -1,4 +1,4 @@
-"""Weights: one safetensors file, and beside it one JSON file that says which network they belong to.
+"""Weights: a safetensors file, and a JSON file of the same name with the config of the network.
 
 Nothing is ever unpickled.
 """
@@ -30,18 +30,17 @@ def save(
 ) -> Path:
     """Write `path`.safetensors and `path`.json; return the path of the first.
 
-    The network is built again from what the JSON file will say before anything is written: files that cannot be loaded
-    are never written.
+    It first builds the network from the JSON data, and writes nothing if the files could not be loaded.
 
     Args:
         model: the network.
-        path: where to; a suffix is not needed.
+        path: path of the files; the suffix is optional.
         bits: 16 stores the weights of dense layers and convolutions as float16, half the size; loading makes them
             float32 again.
-        arguments: for a network of a class of your own: plain values that its constructor is called with when it is
-            loaded, `gl.load(path, model=Class)`. Networks of `gridless.models` know theirs.
-        about: facts for the JSON file, such as class_names, recipe and results. `task` names what the network is for
-            (`gridless.tasks`), if that is not the task of its class.
+        arguments: for a network of your own class: plain values, the arguments of its constructor in
+            `gl.load(path, model=Class)`. Networks of `gridless.models` record theirs.
+        about: metadata for the JSON file, such as class_names, recipe and results. `task` is the name of its task
+            (`gridless.tasks`), if it is not the task of its class.
     """
     from safetensors.torch import save as serialise
 
@@ -70,7 +69,7 @@ def save(
     about = {"model": config, **({"task": task_id} if task_id else {}), **about}
     text = json.dumps(about, indent=2)
     weights, description = (path.with_name(path.name + suffix) for suffix in (".safetensors", ".json"))
-    # Neither file appears before both are complete.
+    # Both files appear only after both are complete.
     with whole_file(weights) as first, whole_file(description) as second:
         first.write(serialise(tensors))
         second.write(f"{text}\n".encode())
@@ -83,21 +82,21 @@ def load(
     classes: int | Sequence[str] | None = None,
     model: Callable[..., nn.Module] | None = None,
 ) -> Any:
-    """The network, ready to evaluate, by the name of shipped weights or by path.
+    """Load a network in evaluation mode, by the name of shipped weights or by path.
 
-    `model.about` has the facts that were saved with it: class_names, recipe, results.
+    `model.about` has the metadata saved with it: class_names, recipe, results.
 
     Args:
         name: the name of shipped weights, or the path of a .safetensors file.
         device: the device of the network.
         classes: for fine-tuning: the number of your own classes, or their names. Layers whose size depends on the
             number of classes are initialised at random, all others from the file.
-        model: for a network of a class of your own: that class. Nothing that a file names is ever imported.
+        model: for a network of your own class: that class. `load` never imports anything that a file names.
     """
     path, about = read_about(name)
     device = existing(device)
     tensors = _tensors(path)
-    # The random state of the caller stays as it is.
+    # Keep the random state of the caller.
     with torch.random.fork_rng(devices=[]):
         own = model is not None or "arguments" in about["model"]
         network = _make(about["model"], model, name) if own else _make_within(about["model"], tensors, str(path))
@@ -122,13 +121,13 @@ def load(
 
 
 def class_names(model: Any, classes: int) -> list[str]:
-    """The class names that were saved with a network; classes beyond them are called by their numbers."""
+    """The class names saved with a network; classes without a name get their number."""
     names = list(getattr(model, "about", {}).get("class_names") or [])
     return names + [str(k) for k in range(len(names), classes)]
 
 
 def _classes(classes: Any) -> tuple[int, list[str]]:
-    """How many classes there are, and their names, if these were given."""
+    """The number of classes, and their names, empty if only a number is given."""
     if isinstance(classes, str):
         raise TypeError(f"load: classes: one name, {classes!r}: give a list, [{classes!r}, ...], or how many there are")
     names: list[Any] = list(classes) if isinstance(classes, Iterable) else []
@@ -145,7 +144,7 @@ def _classes(classes: Any) -> tuple[int, list[str]]:
 
 
 def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """The config from which this network can be built again, which is tried here."""
+    """The config of a network; an error if it does not build the same network."""
     from gridless.models import NETWORKS
 
     kind = type(model)
@@ -161,14 +160,14 @@ def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any
         remedy = "give the arguments of its constructor, gl.save(model, path, arguments={...})"
     try:
         plain = json.loads(json.dumps(config))
-        # The random state of the caller stays as it is.
+        # Keep the random state of the caller.
         with torch.random.fork_rng(devices=[]):
             again = _make(plain, kind if own else None, kind.__name__)
     except Exception as error:
         raise TypeError(f"save: {kind.__name__} cannot be made again: {error}: {remedy}") from None
     difference = _misfit(again, model.state_dict())
     plans = [getattr(network, "plan", None) for network in (model, again)]
-    # A plan prints rounded numbers; its text has all digits.
+    # Compare `text`, which has all digits: a printed plan rounds.
     if difference is None and len({getattr(plan, "text", str(plan)) for plan in plans}) > 1:
         difference = "its plan is another"
     if difference is not None:
@@ -177,7 +176,7 @@ def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any
 
 
 def _make(config: dict[str, Any], model: Callable[..., nn.Module] | None, name: str | Path) -> nn.Module:
-    """The network of a config, by `gridless.models` or by a class of the user's."""
+    """Build the network of a config, from `gridless.models` or from the user's class `model`."""
     from gridless.models import build
 
     own = "arguments" in config
@@ -189,9 +188,9 @@ def _make(config: dict[str, Any], model: Callable[..., nn.Module] | None, name: 
 
 
 def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path: str) -> nn.Module:
-    """The network of a config. A network larger than its file is refused before it takes time or memory.
+    """Build the network of a config. One much larger than its file is rejected before it takes time or memory.
 
-    Networks of the user's own classes are not checked: they may have parameters that they do not save.
+    Networks of the user's own classes are not checked, because they may have parameters that they do not save.
     """
     numbers = sum(tensor.numel() for tensor in tensors.values())
     try:
@@ -206,9 +205,9 @@ def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path:
 
 
 class _Bound(TorchFunctionMode):
-    """A block that refuses a tensor, or all parameters together, of far more numbers than a file has, in this thread.
+    """Context that rejects tensors, or a sum of parameters, far larger than the file. It watches this thread only.
 
-    Slightly larger networks are built, and `check_fit` then names the first tensor that does not fit.
+    A slightly larger network is built; `check_fit` then names the first tensor that does not fit.
     """
 
     def __init__(self, numbers: int, path: str) -> None:
@@ -224,7 +223,7 @@ class _Bound(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
     def count(self, module: nn.Module, name: str, parameter: torch.Tensor | None) -> None:
-        """Add a parameter that a module registers."""
+        """Count a parameter that a module registers."""
         if parameter is not None and threading.get_ident() == self.thread:
             self.sizes[id(module), name] = parameter.numel()
             self.check(sum(self.sizes.values()))
@@ -236,7 +235,7 @@ class _Bound(TorchFunctionMode):
 
 
 def _with_classes(about: dict[str, Any], count: int, name: str | Path) -> dict[str, Any]:
-    """The config of the same network for `count` classes, which its task knows how to write."""
+    """The config of the same network for `count` classes, made by its task."""
     config = about["model"]
     if "arguments" in config:
         return {**config, "arguments": {**config["arguments"], "classes": count}}
@@ -279,7 +278,7 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
     return weights, about
 
 
-# Entries of a JSON file: the type of each, and of its contents.
+# Entry of a JSON file -> its type, and the type of its contents.
 _SHAPES: dict[str, tuple[type, type]] = {
     "class_names": (list, str), "parts": (list, str), "values": (list, int), "recipe": (dict, object),
     "results": (dict, object), "split": (str, object), "task": (str, object), "start": (str, object),
@@ -288,7 +287,7 @@ _TYPES = {list: "a list", dict: "a mapping", str: "text", int: "whole numbers"}
 
 
 def _check_about(about: dict[str, Any], file: Path) -> None:
-    """Refuse a JSON file whose entries have other types than training wrote."""
+    """Reject a JSON file with an entry of a wrong type."""
     from gridless.models import task_of
 
     if not isinstance(about["model"].get("model"), str):
@@ -312,14 +311,14 @@ def _check_about(about: dict[str, Any], file: Path) -> None:
 
 
 def restore(model: nn.Module, path: str | Path) -> None:
-    """Fill a network from a safetensors file; weights of another network are refused by the first that does not fit."""
+    """Fill a network from a safetensors file; for weights of another network the error names the first misfit."""
     tensors = _tensors(path)
     check_fit(model, tensors, str(path))
     model.load_state_dict(tensors)
 
 
 def begin_with(model: nn.Module, name: str | Path) -> list[str]:
-    """Fill what fits, by name and shape, from the weights of another network; returns the names of these tensors."""
+    """Fill all tensors that fit by name and shape from the weights of another network; returns their names."""
     return _fill(model, _tensors(read_about(name)[0]), name)
 
 
@@ -346,7 +345,7 @@ def _tensors(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def check_fit(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
-    """Refuse the state of another network, naming the first tensor that is missing, of another shape, or unknown."""
+    """Reject tensors of another network. The error names the first that is missing, of another shape, or unknown."""
     difference = _misfit(model, tensors)
     if difference is not None:
         raise ValueError(f"{what} is of another network: {difference}")
@@ -367,13 +366,13 @@ def _misfit(model: nn.Module, tensors: dict[str, torch.Tensor]) -> str | None:
 
 
 def _fits(saved: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether shape and kind of numbers agree; real numbers of another precision are converted."""
+    """True if shape and dtype agree; floating-point tensors of another precision fit, too."""
     same = saved.dtype == wanted.dtype or (saved.is_floating_point() and wanted.is_floating_point())
     return same and saved.shape == wanted.shape
 
 
 def _halved(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Weights as float16. Biases and statistics stay: they are few, and their values may be large."""
+    """Weights as float16. Biases and statistics stay float32: they are few, and their values may be large."""
     if tensor.ndim < 2 or not tensor.is_floating_point():
         return tensor
     half = tensor.half()

@@ -14,7 +14,7 @@ import typer
 
 from gridless.kernels.progress import shown
 
-# Files of each kind of cache, by the file that its folder must hold: only these are removed.
+# File names of each kind of cache. Only files that match are removed.
 _PACK = re.compile(r"pack\.json|\d+-\d+\.safetensors|\.lock|.*\.unfinished-.*")
 _GEOMETRY = re.compile(r"about\.json|\d+-\d+\.(safetensors|shard)|.*\.unfinished-.*")
 _BESIDE = re.compile(r"files\.json|.*\.unfinished-.*")
@@ -23,7 +23,7 @@ BESIDE = ".gridless"
 
 @dataclass(frozen=True)
 class Cached:
-    """What can be removed, and made again."""
+    """A pack or cache, which can be removed because training can write it again."""
 
     what: str
     path: Path
@@ -67,7 +67,7 @@ def _agrees() -> bool:
 
 
 def caches(folders: list[Path]) -> Iterator[Cached]:
-    """All caches in some folders, in their folders `.gridless`, or that the folders are themselves."""
+    """All caches among the folders, the folders `.gridless` in them, and the subfolders of both."""
     seen = set[Path]()
     for folder in folders:
         for place in (folder, folder / BESIDE):
@@ -84,7 +84,7 @@ def _cache(path: Path) -> Cached | None:
     if "about.json" in names and any(name.endswith((".safetensors", ".shard")) for name in names):
         return _of(path, "geometry", _GEOMETRY.fullmatch)
     if path.name == BESIDE:
-        # Clouds of a data set: NAME.npy beside NAME.json.
+        # The cached clouds of a data set are NAME.npy with NAME.json.
         clouds = {f"{name[:-4]}{end}" for name in names if f"{name[:-4]}.json" in names for end in (".npy", ".json")}
         clouds = {name for name in clouds if f"{Path(name).stem}.npy" in names}
         if clouds or any(map(_BESIDE.fullmatch, names)):
@@ -97,7 +97,7 @@ def _of(path: Path, what: str, belongs: Callable[[str], object]) -> Cached:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether no process writes a pack."""
+    """True if no process is writing this pack."""
     from gridless.data.files import locked
 
     try:
@@ -106,12 +106,12 @@ def _is_free(path: Path) -> bool:
     except ValueError:
         return False
     except OSError:
-        # Nobody writes where nothing can be written.
+        # The folder is not writable, so no process is writing there.
         return True
 
 
 def remove(cache: Cached) -> None:
-    """Remove the files of a cache, and its folder if nothing else is in it. The index goes first."""
+    """Remove the files of a cache, the index first, and its folder if it is then empty."""
     for file in sorted(cache.files, key=lambda file: file.suffix != ".json"):
         file.unlink(missing_ok=True)
     if not any(cache.path.iterdir()):

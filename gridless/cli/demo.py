@@ -54,7 +54,7 @@ class Trained:
 
 @dataclass
 class Shipped:
-    """What the weights that come with the package say of things they were not trained on."""
+    """Answers of the shipped weights to inputs that they were not trained on."""
 
     chair: gl.Cloud
     parts: dict[str, int]

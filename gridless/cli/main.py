@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _is_output_closed() -> bool:
-    """Whether standard output is a pipe that its reader closed, as `| head` does; if so, the rest is dropped."""
+    """True if the reader of standard output closed the pipe, as `| head` does. Further output is then discarded."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

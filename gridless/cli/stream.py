@@ -113,7 +113,7 @@ def stream(
         kinds = {Kind.page: Page, Kind.rerun: Rerun}
         viewer = kinds[view](*about, view_port) if view in kinds else Terminal(*about)
         viewer.open(0.0 if live and not realtime else PATIENCE)
-    # Where the terminal shows the view, lines would go through it.
+    # Printed lines would overwrite a view in the terminal.
     tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else partial(_print, answers)
     try:
         with _quick_switches():

@@ -1,12 +1,15 @@
 """Data larger than memory: examples packed once on disk, read batch by batch.
 
-A pack is a folder of safetensors files, its shards, and `pack.json`, which is written last. An event is one int64 word:
-the microseconds since its recording began, then y, x and polarity, in as many bits as the sensor needs. A point is its
-float32 coordinates. Rows of points and events keep their types. An item of a data set, such as a file, may hold several
-examples; a shard is named by its first item and the one behind its last.
+A pack is a folder of safetensors files, its shards, and `pack.json`, which is written last.
 
-Shards are read by position, not mapped: pages of a mapped file count as memory of the process, which would then grow
-with the data set.
+- An event is one int64 word: microseconds since the recording began, then y, x and polarity, in as many bits as the
+  sensor needs.
+- A point is its float32 coordinates. Rows of points and events keep their types.
+- An item of a data set, such as a file, may hold several examples. The name of a shard is the number of its first item
+  and the number after its last item.
+
+Shards are read by position instead of mapped: mapped pages would count as memory of the process, and grow with the
+data set.
 """
 
 from __future__ import annotations
@@ -41,16 +44,16 @@ from gridless.structures import Cloud, Events, Rows
 
 INDEX = "pack.json"
 VERSION = 2
-# A shard ends with the first item that takes it over so many bytes. Each process holds one, and a copy of its longest
-# column.
+# A shard ends with the first item that makes it larger than this. Each process holds one shard, and a copy of its
+# longest column.
 SHARD_BYTES = 1 << 26
-# Shards whose files stay open; those of others are opened for each reading, as a process may open 1,024 files.
+# Shards whose files stay open. Others are opened for each read, because a process may open only 1,024 files.
 OPEN_SHARDS = 256
-# Microseconds of a recording, negative ones too, that an event's word has room for.
+# Bits of an event's word for the signed time since the recording began, in microseconds.
 TIME_BITS = 38
 ROW = "row/"
 _AGAIN = "Remove the folder, and pack the data again."
-# Of a shard's arrays, those that have one entry per example.
+# Arrays of a shard that have one entry per example.
 _PER_EXAMPLE = ("size", "label", "start", "item")
 
 
@@ -60,7 +63,7 @@ class Item(NamedTuple):
     examples: Sequence[tuple[Any, Any]]
     """(events, label) or (cloud, label) each."""
     facts: Mapping[str, Any] = {}
-    """What `Pack.facts` says of the item; JSON can hold it."""
+    """Metadata of the item for `Pack.facts`; JSON can hold it."""
 
 
 def pack(
@@ -74,19 +77,19 @@ def pack(
 ) -> Pack:
     """Write the examples of a map-style data set to a pack, in constant memory, and open it.
 
-    An interrupted call goes on where it ended. A pack that is complete is opened as it is. While another process writes
-    it, this one waits.
+    Repeat an interrupted call to continue it. A complete pack is only opened. If another process is writing the pack,
+    the call waits.
 
     Args:
-        dataset: `len(dataset)` and `dataset[i]`, an (events, label), a (cloud, label), or an `Item` of several. Arrays
+        dataset: has `len(dataset)` and `dataset[i]`: (events, label), (cloud, label), or an `Item` of several. Arrays
             (points, dimensions) are clouds. Structured arrays of tonic (x, y, t, p) are events of
             `dataset.sensor_size`. Labels are numbers, or arrays of one shape.
         path: the folder of the pack.
         class_names: names of the classes; by default `dataset.class_names` or `dataset.classes`.
         workers: processes that read examples; above 1 the data set is pickled.
         progress: show a progress bar.
-        about: further facts, which JSON can hold, kept as `Pack.about`.
-        together: items that a process takes at a time, at least; of large ones 1.
+        about: further metadata for `Pack.about`, which JSON can hold.
+        together: minimum items per task of a process; use 1 for large items.
     """
     path = Path(path)
     if (path / INDEX).is_file():
@@ -127,7 +130,7 @@ def _wait_for_lock(path: Path, held: ExitStack) -> bool:
 
 
 def _missing(folder: Path, count: int, together: int) -> Iterator[tuple[int, int]]:
-    """Ranges (first, end) of items that are in no shard yet. Ranges do not depend on the number of processes."""
+    """Ranges (first, end) of items that are in no shard yet, independent of the number of processes."""
     step = min(max(count // 64, together), 4096)
     ends = dict(map(_range, _shards(folder)))
     for first in range(0, count, step):
@@ -143,7 +146,7 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _range(shard: Path) -> tuple[int, int]:
-    """The numbers of a shard's first item and of the one behind its last, from its name."""
+    """The number of a shard's first item and the number after its last item, from its name."""
     first, _, end = shard.stem.partition("-")
     if not (first.isdigit() and end.isdigit()):
         raise FormatError(shard, f"not a shard of a pack. {_AGAIN}")
@@ -167,7 +170,7 @@ class Packer:
 
 
 class _Shard:
-    """The items of one file until it is written; `meta` is that of the shards before it."""
+    """One shard in memory until it is written; `meta` is the metadata of the shards before it."""
 
     def __init__(self, meta: dict[str, str] | None = None) -> None:
         self.columns: dict[str, list[np.ndarray]] = {}
@@ -201,14 +204,14 @@ class _Shard:
             try:
                 save_file(arrays, file.name, meta)
             except SafetensorError as error:
-                # safetensors says the number of the system's error in its text alone.
+                # safetensors gives the errno only in the text of its error.
                 number = re.search(r"os error (\d+)", str(error))
                 raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from None
             file.seek(0, os.SEEK_END)
 
 
 def _arrays(dataset: Any, i: int, example: Any, label: Any) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """An example of item i as arrays of a shard, and what all examples of a pack have in common."""
+    """An example of item i as arrays of a shard, and the metadata that all examples of a pack share."""
     if isinstance(example, np.ndarray) and example.dtype.names:
         example = Events.of(example, dataset.sensor_size)
     elif isinstance(example, Tensor | np.ndarray) and example.ndim == 2:
@@ -258,9 +261,9 @@ def _words(events: Events, i: int) -> tuple[np.ndarray, np.ndarray]:
 def events_of(
     word: Tensor, start: Tensor, splits: Tensor, bits: tuple[int, int], sensor: tuple[int, int], rows: Rows
 ) -> Events:
-    """The recordings that `word` (S) holds, on its device.
+    """The recordings of `word` (S), on its device.
 
-    `start` (B) are the times of their first events, `bits` those of x and y in a word.
+    `start` (B) has the time of the first event of each recording; `bits` are the bits of x and of y in a word.
     """
     across, down = bits
     x = word >> 1 & (1 << across) - 1
@@ -273,7 +276,7 @@ def events_of(
 
 @dataclass(frozen=True)
 class PackFile:
-    """A shard: where its arrays are. Its file stays open if it has a `handle`."""
+    """A shard on disk and the positions of its arrays. Its file stays open if it has a `handle`."""
 
     path: Path
     handle: int | None
@@ -329,7 +332,7 @@ _DTYPES = {
 
 
 def _place(entry: Mapping[str, Any], data: int, size: int) -> tuple[np.dtype, tuple[int, ...], int]:
-    """Type, shape and position in the file of an array by its header entry; refuses one that is not inside the file."""
+    """Type, shape and file position of an array by its header entry; an error if it is not inside the file."""
     dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(map(int, entry["shape"]))
     first, end = map(int, entry["data_offsets"])
     if (
@@ -348,10 +351,11 @@ class Pack:
         labels: (N, ...) the label of each example.
         splits: (N + 1) where each example begins, counted in points or events over the whole pack.
         items: (N) the item of the data set that each example came from.
-        facts: what each item said of itself, by its number.
+        facts: metadata of each item, by its number.
         class_names: names of the classes.
-        sensor: (width, height) of recordings, None of clouds: the largest that items say, else that of all.
-        about: further facts that `pack` was given.
+        sensor: (width, height) of recordings, the largest in the metadata of the items, else that of the shards; None
+            for clouds.
+        about: further metadata, from the argument of `pack`.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -384,7 +388,7 @@ class Pack:
                 raise FormatError(shard.path, f"its arrays do not fit its sizes. {_AGAIN}")
 
     def _check(self, count: int) -> None:
-        """Refuse shards that do not follow each other, or that are of several kinds."""
+        """Reject a pack with missing or overlapping shards, or with shards of different metadata."""
         meta, names, end = _common(self.shards[0]), self.shards[0].arrays.keys(), 0
         for shard in self.shards:
             first, last = _range(shard.path)
@@ -414,7 +418,7 @@ class Pack:
 
     @property
     def digest(self) -> str:
-        """Names the content: packs of the same examples have the same."""
+        """Digest of the content: packs of the same examples have the same digest."""
         return hashlib.blake2b("".join(s.meta["digest"] for s in self.shards).encode(), digest_size=16).hexdigest()
 
     def __repr__(self) -> str:
@@ -422,7 +426,7 @@ class Pack:
         return f"Pack({str(self.path)!r}: {len(self):,} examples, {int(self.splits[-1]):,} {what})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Files are opened anew in another process.
+        # Another process opens the files itself.
         return {"path": self.path, "sensor": self.sensor}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -439,7 +443,7 @@ class Pack:
     def read(self, index: Tensor, device: torch.device | str = "cpu", most: int | None = None) -> Any:
         """The examples `index` (B, on the CPU), in that order, as one ragged batch on `device`.
 
-        Of each example at most the first `most` points or events are read.
+        At most the first `most` points or events of each example are read.
         """
         device = torch.device(device)
         return self.batch(index, self.load(index, device.type == "cuda", most), device, most)
@@ -449,7 +453,7 @@ class Pack:
         sizes = self.sizes_of(index, most).numpy()
         begins = np.concatenate([[0], np.cumsum(sizes)])
         columns = {name: self._column(name, int(begins[-1]), pinned) for name in self.columns}
-        # In the order of the disk, a few shares for each thread.
+        # Threads read in the order of the disk, a few shares each.
         order = np.argsort(index.numpy(), kind="stable")
         parts = min(len(order), 4 * num_threads())
         jobs = [(part,) for part in np.array_split(order, max(parts, 1))]
@@ -471,18 +475,18 @@ class Pack:
         return events_of(moved["word"], start, splits, self.bits, self.sensor, rows).trusted()
 
     def sizes_of(self, index: Tensor, most: int | None = None) -> Tensor:
-        """(B) points or events of the examples `index`, of which at most the first `most` count."""
+        """(B) the number of points or events of the examples `index`, at most `most` each."""
         sizes = self.splits[index + 1] - self.splits[index]
         return sizes if most is None else sizes.clamp(max=most)
 
     def _column(self, name: str, count: int, pinned: bool) -> Tensor:
-        """Room for `count` rows of an array."""
+        """An empty tensor for `count` rows of an array."""
         dtype, shape, _ = self.shards[0].arrays[name]
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
         return torch.empty((count, *shape[1:]), dtype=kind, pin_memory=pinned)
 
     def _fill(self, columns: Mapping[str, Tensor], index: np.ndarray, begins: np.ndarray, share: np.ndarray) -> None:
-        """Read the examples index[share] to their places."""
+        """Read the examples index[share] into their rows of the columns."""
         splits, shards = self.splits.numpy(), np.searchsorted(self.first, index[share], side="right") - 1
         for place, k in zip(share.tolist(), shards.tolist()):
             a, b = int(begins[place]), int(begins[place + 1])
@@ -492,15 +496,15 @@ class Pack:
 
 
 def _common(shard: PackFile) -> dict[str, str]:
-    """What all shards of a pack have in common."""
+    """Metadata that all shards of a pack share."""
     return {name: value for name, value in shard.meta.items() if name not in ("digest", "facts")}
 
 
 def digest_of_files(files: Sequence[Path], root: Path, record: Path | None = None, progress: bool = False) -> str:
-    """Names the content of files and their places below `root`.
+    """Digest of the content of files and of their paths below `root`.
 
-    The file `record` remembers the content of each file. A file is read again only if its size or the time of its last
-    change is another.
+    The file `record` caches the digest of each file. A file is read again only if its size or modification time
+    changed.
     """
     known = {} if record is None else _recorded(record)
     with bar("check", len(files), progress) as advance:
@@ -522,7 +526,7 @@ def digest_of_files(files: Sequence[Path], root: Path, record: Path | None = Non
 
 
 def _recorded(record: Path) -> dict[str, tuple[int, int, str]]:
-    """Size, time and content of files, by name, as `digest_of_files` wrote them; nothing if that cannot be read."""
+    """Size, modification time and digest of files, by name, as `digest_of_files` wrote them; empty if unreadable."""
     try:
         return {str(name): (int(a), int(b), str(c)) for name, (a, b, c) in json.loads(record.read_bytes()).items()}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):

@@ -143,7 +143,7 @@ def _end_with_parent() -> None:
 
 def _do(task: Any) -> tuple[Any, Any]:
     global _worker
-    # Made by the first task, so that an error comes back as that of a task.
+    # The first task creates the worker, so an error in its constructor is reported like an error of a task.
     _worker = _worker or _make()
     return task, _worker(task)
 
@@ -164,7 +164,7 @@ def _on_ray(
             self.arguments, self.worker = arguments, None
 
         def do(self, task: Any) -> Any:
-            # Made by the first task: an error then comes back as that of a task. A lost actor would be tried again.
+            # The first task creates the worker, so an error in its constructor ends the job. Lost actors are retried.
             self.worker = self.worker or worker(**self.arguments)
             return self.worker(task)
 

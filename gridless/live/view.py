@@ -1,6 +1,6 @@
-"""What `gridless stream --view` shows while it runs: on a local page, in the terminal, or in Rerun.
+"""Live views of `gridless stream --view`: a local page, the terminal, or Rerun.
 
-The thread that runs the network only notes what came; another makes the pictures.
+The thread of the network only records events and answers; another thread draws them.
 """
 
 from __future__ import annotations

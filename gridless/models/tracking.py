@@ -16,18 +16,18 @@ from gridless.structures import Geometry
 
 # Pixels that are 1 inside the network.
 SCALE = 8.0
-# Added to sums that something is divided by: before the first event of a kind they are 0.
+# Added to denominators, which are 0 before the first event.
 LEAST = 1e-3
-# Events per millisecond that count one half of what any number of them counts.
+# Event rate (per millisecond) at which the activity is 1/2.
 HALF = 4.0
 
 
 class Moments(nn.Module):
-    """How many events there were of late, and where: K leaky sums of each weight w_c >= 0 of the events.
+    """Activity and mean position of recent events: K leaky sums for each event weight w_c >= 0.
 
         activity_ck = sum w_c / (sum w_c + HALF / rate_k),  position_ck = (sum w_c x, sum w_c y) / sum w_c
 
-    Quotients, as exported C computes them many times as fast as logarithms.
+    The activity is a quotient because exported C computes it many times as fast as a logarithm.
     """
 
     def __init__(self, stream: Any, weights: int, decay_times: Sequence[float]) -> None:
@@ -45,7 +45,7 @@ class Moments(nn.Module):
 
 
 class Refinement(nn.Module):
-    """A better position from a guess: each event is weighed, and the guess moved by where the weights are.
+    """One refinement of a position: weighs each event, then moves the guess by the weighted mean positions.
 
     Arguments are those of `EventTracker`.
     """
@@ -64,14 +64,14 @@ class Refinement(nn.Module):
     ) -> Tensor:
         """guess, place and polarity (S, 2) and around (S, channels) of each event to a position (S, 2)."""
         weights = self.weigh(torch.cat([place - guess, polarity, around], 1))
-        # From 0 to 1, as a sigmoid, without an exponential.
+        # Softsign scaled to (0, 1): the shape of a sigmoid, without an exponential.
         weights = 0.5 * weights / (weights.abs() + 1) + 0.5
         total, mean_x, mean_y = self.moments(weights, place[:, :1], place[:, 1:], geometry, memory)
         return guess + self.move(torch.cat([total, mean_x - guess[:, :1], mean_y - guess[:, 1:]], 1))
 
 
 def still(channels: int) -> nn.Module:
-    """The last layer of what moves a guess: at first not at all."""
+    """The last layer of a perceptron that moves the guess. It is initialised to 0: at first nothing moves."""
     layer = Dense(channels, 2)
     nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
     return layer
@@ -92,13 +92,13 @@ class EventTracker(nn.Module):
 
     Args:
         sensor: (width, height) of the camera.
-        width: of the perceptron that weighs an event.
-        weights: how many weights an event gets.
-        channels: of the event convolution.
-        kernel: the side of its window of pixels.
-        hidden: of the perceptron that moves the guess.
-        rounds: how often the guess is moved.
-        decay_times: with which the sums begin, in microseconds; the decays are learned.
+        width: hidden units of the perceptron that weighs an event.
+        weights: number of weights per event.
+        channels: output channels of the event convolution.
+        kernel: side of its window, in pixels.
+        hidden: hidden units of the perceptron that moves the guess.
+        rounds: number of refinements.
+        decay_times: initial decay times of the sums, in microseconds; the decays are learned.
         trace_time: the decay time of the convolution, in microseconds.
     """
 
@@ -136,7 +136,7 @@ class EventTracker(nn.Module):
         middle = (torch.tensor([float(side) for side in sensor]) - 1) / 2
         self.register_buffer("middle", middle, persistent=False)
         self.register_buffer("place", (torch.stack([x, y], 2).flatten(0, 1) - middle) / SCALE, persistent=False)
-        # The average of the means of one decay: a guess to begin with.
+        # The first guess averages the OFF and ON means of the middle decay.
         average = torch.zeros(2 * decays)
         average[[decays // 2, decays + decays // 2]] = 0.5
         self.register_buffer("average", average[:, None], persistent=False)

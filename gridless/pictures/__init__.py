@@ -52,17 +52,17 @@ def show(
             network with one.
         sample: a sample of the cloud, drawn in red.
         edges: neighbourhoods of the cloud, of which a few are drawn.
-        colour: the name of the rows that give the colours, or such rows: (S, 3) colours; or a whole number for each
-            point, such as a label or a prediction, each of which has a colour of its own; or a number, from blue to
-            red. Rows called `rgb` are drawn unless others are named.
+        colour: the name of the rows that give the colours, or such rows. They are (S, 3) colours; whole numbers such
+            as labels or predictions, with one colour per number; or real numbers, from blue to red. The default is
+            the rows `rgb`, if there are any.
         up: the axis that points up: x, y or z.
         view: events in "space" and time, as a "frame" of all of them, or as a time "surface".
         class_names: names of the whole numbers of `colour` for the legend, by number.
-        max_points: points or events drawn at most, taken at random: 40,000 unless said. A page draws a million, which
-            makes it 14 MB large.
+        max_points: maximum points or events drawn, chosen at random; by default 40,000. A page with a million takes
+            14 MB.
         viewer: "page" returns a `Picture`; "rerun" opens the Rerun viewer and returns its recording, whose
             `save("x.rrd")` writes a file.
-        predictions: with `viewer="rerun"` and events, what `Engine.push` yielded: probabilities over time.
+        predictions: with `viewer="rerun"` and events, the predictions of `Engine.push`: probabilities over time.
     Returns:
         A `Picture`, a `Diagram` of a plan, or the recording of Rerun.
     """
@@ -102,7 +102,7 @@ def show(
 
 
 def _colours(thing: Cloud | Events, colour: Any, class_names: Any) -> tuple[np.ndarray | None, Any]:
-    """The colours (S, 3) uint8 of points or events and what they mean, or None for both."""
+    """The colours (S, 3) uint8 of points or events and their legend, or None for both."""
     colour = "rgb" if colour is None and "rgb" in thing.rows else colour
     if colour is None:
         return None, None

@@ -11,7 +11,7 @@ import numpy as np
 
 BLUE, RED = np.array([49, 120, 198], np.uint8), np.array([209, 56, 44], np.uint8)
 ORANGE = np.array([240, 160, 30], np.uint8)
-# Hues of the palette's later colours are a golden angle apart, in these pairs of lightness and saturation.
+# Further colours of the palette: hues a golden angle apart, with these pairs of lightness and saturation in turn.
 GOLDEN, SHADES = 0.381966, ((0.36, 0.75), (0.62, 0.6), (0.48, 0.35))
 
 
@@ -31,7 +31,7 @@ MOST_NAMES = 24
 
 @dataclass(frozen=True)
 class Legend:
-    """What the colours of a picture mean: `entries` of a name and a colour; with `scale` they are ends of a range."""
+    """Legend of a picture: `entries` are (name, colour) pairs; with `scale` they are the ends of a colour scale."""
 
     entries: list[tuple[str, tuple[int, int, int]]]
     scale: bool = False
@@ -44,7 +44,7 @@ def entry(name: str, colour: Any) -> tuple[str, tuple[int, int, int]]:
 
 
 def row_legend(name: str, rows: Any, class_names: Sequence[str] | Mapping[int, str] | None = None) -> Legend | None:
-    """The legend of rows as `row_colours` colours them; None where rows are colours themselves.
+    """The legend of rows that `row_colours` colours; None if the rows are colours.
 
     Args:
         name: the name of the rows.
@@ -89,7 +89,7 @@ def row_colours(name: str, rows: Any) -> np.ndarray:
         )
     if values.dtype.kind in "biu":
         return PALETTE[values.astype(np.int64) % len(PALETTE)]
-    # The range of a narrower type may not fit into it.
+    # In a narrower type the difference of maximum and minimum may overflow.
     values = values.astype(np.float64)
     some = values[np.isfinite(values)]
     low, high = (some.min(), some.max()) if len(some) else (0, 1)

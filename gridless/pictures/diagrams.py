@@ -11,7 +11,7 @@ from gridless.nn.blocks import sampled, with_coords
 from gridless.pictures.figures import BLUE, GREEN, GREY, RED, _figure
 from gridless.plan import Name, Plan, Step
 
-# Inches between the centres of boxes, and colours of what they hold.
+# Inches between the centres of boxes, and colours of boxes.
 ACROSS, DOWN = 2.5, 0.72
 CLOUDS, EDGES, LAYERS, OTHERS = BLUE, RED, GREEN, GREY
 
@@ -57,7 +57,7 @@ def diagram(boxes: Mapping[str, Box], arrows: Iterable[tuple[str, str]], divide:
 def of_plan(plan: Plan, sizes: Mapping[str, str] | None = None) -> tuple[dict[str, Box], list[tuple[str, str]]]:
     """The lines of a plan, one row each: clouds and streams on the left, searches beside them.
 
-    `sizes` are further words for each line, such as how many points it gave.
+    `sizes` are further labels for each line, such as its number of points.
     """
     boxes, arrows = {}, []
     for row, (name, step) in enumerate(plan.steps.items()):
@@ -79,7 +79,7 @@ def of_network(
         found = [str(edges)] if str(edges) in boxes else [str(edges.source), str(edges.target)]
         row = max(row + 1, max(boxes[each].row for each in found))
         if len(found) == 2 and found[1] not in placed:
-            # Streams without searches stand beside the first convolution that they are the target of.
+            # A stream without searches is placed beside the first convolution that targets it.
             boxes[found[1]] = boxes[found[1]]._replace(row=row)
             placed.add(found[1])
         boxes[name] = Box(2, row, f"{_role(layer, edges, plan)}\n{tuple(layer.weight.shape)}", LAYERS)
@@ -97,14 +97,14 @@ def layers_of(model: nn.Module) -> list[tuple[str, Any, Name]]:
     for name, layer in model.named_modules():
         edges = getattr(layer, "edges", getattr(layer, "near", None))
         if isinstance(edges, Name) and hasattr(layer, "weight"):
-            # Edges that are not written out, as of event streams, are as early as their targets.
+            # Implicit edges, such as those of event streams, take the place of their targets.
             at = lines.index(str(edges)) if str(edges) in lines else lines.index(str(edges.target))
             found.append((at, name, layer, edges))
     return [each[1:] for each in sorted(found, key=lambda each: each[0])]
 
 
 def of_block(module: nn.Module) -> tuple[dict[str, Box], list[tuple[str, str]]]:
-    """What a block does, read from its `forward` by `torch.fx`: one row for each step, from top to bottom."""
+    """The diagram of a block, traced from its `forward` by `torch.fx`: one row per step, from top to bottom."""
     graph = _Tracer().trace(module)
     modules, boxes, arrows = dict(module.named_modules()), {}, []
     depth: dict[fx.Node, int] = {}

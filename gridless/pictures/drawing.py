@@ -1,4 +1,4 @@
-"""What is drawn: a picture of a cloud, a mesh or events, and a diagram of a plan. Both save in every format."""
+"""`Picture` draws a cloud, a mesh or events; `Diagram` draws a plan. Both save in every format."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gridless.structures import Cloud, Edges, Events
 MARK = "gridless"
 SUFFIXES = (".png", ".svg", ".pdf", ".html", ".gif", ".mp4")
 VIEWS = ("space", "frame", "surface")
-# The axis that points up, and which coordinates then are to the right, to the back and up.
+# Up axis -> coordinates that point right, back and up.
 UP = {"x": (1, 2, 0), "y": (2, 0, 1), "z": (0, 1, 2)}
-# Points that are drawn at most, taken at random, unless `max_points` says otherwise.
+# Default of `max_points`; the points drawn are chosen at random.
 MOST = 40_000
-# Triangles of a mesh that are drawn at most, the largest.
+# Maximum triangles of a mesh; the largest ones are drawn.
 MOST_TRIANGLES = 20_000
 
 
@@ -38,7 +38,7 @@ class Picture:
         thing: the cloud, the events or the mesh.
         sample: a sample of the cloud, drawn in red.
         edges: neighbourhoods of the cloud, of which a few are drawn.
-        colours: (N, 3) uint8, one for each point or event, or None for the usual ones.
+        colours: (N, 3) uint8, one for each point or event, or None for the default ones.
         up: the axis that points up: x, y or z.
         view: "space", or for events "frame" or "surface".
         legend: what the colours mean, or None.
@@ -71,7 +71,7 @@ class Picture:
         points, colours, sizes = self.points()
         keep, words = self._kept(points, fit=not isinstance(self.thing, Events))
         if isinstance(self.thing, Events):
-            # Time, x and y as they are.
+            # Milliseconds, x, and y pointing down.
             points = points * np.array([1e-3, 1, -1])
             return figures.space_time(points[keep], colours[keep], words, self.full_legend())
         flat = self.thing.dim < 3
@@ -91,7 +91,7 @@ class Picture:
             points, colours, sizes = self.points()
             keep, words = self._kept(points)
             if isinstance(self.thing, Events) and len(points):
-                # As long as one and a half sensors are wide.
+                # Scale the time axis to 1.6 times the longer side of the sensor.
                 points = points * np.array([1.6 * max(self.thing.sensor) / max(points[:, 0].max(), 1), 1, 1])
             card = cloud(points[keep], colours[keep], sizes[keep], legend=self.full_legend())
         turns = "" if self.view != "space" else "Drag to turn, wheel to zoom."
@@ -114,7 +114,7 @@ class Picture:
         return painted(counts, max(float(some.quantile(0.9)) if 0 < len(some) < 1 << 24 else 1.0, 1.0))
 
     def video(self, path: str | Path, fps: float = 25, speed: float = 1) -> Path:
-        """Events as a video, .gif or .mp4: `fps` frames a second, each of `speed` / `fps` seconds of the recording."""
+        """Write events as a .gif or .mp4 video of `fps` frames per second; a frame shows `speed` / `fps` seconds."""
         from gridless.pictures.video import event_images, write_video
 
         if not isinstance(self.thing, Events):
@@ -138,7 +138,7 @@ class Picture:
 
     @property
     def words(self) -> str:
-        """What is drawn, in a line."""
+        """A description of the drawing, in one line."""
         thing = self.thing
         if isinstance(thing, Triangles):
             return f"{len(thing.corners):,} triangles"
@@ -165,7 +165,7 @@ class Picture:
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 520px; border: 0"></iframe>'
 
     def full_legend(self) -> Legend | None:
-        """What all colours of the picture mean; None for a cloud in one colour, or in colours of its own."""
+        """The legend of all colours; None for a cloud in one colour, or in its own colours."""
         entries = list(self.legend.entries) if self.legend is not None else []
         scale = self.legend is not None and self.legend.scale
         if isinstance(self.thing, Events) and self.colours is None:
@@ -208,7 +208,7 @@ class Picture:
         return points, colours, sizes
 
     def _kept(self, points: np.ndarray, fit: bool = False) -> tuple[np.ndarray, str]:
-        """Indices of the points that are drawn, and the line that says so. With `fit`, outliers are left out."""
+        """Indices of the points that are drawn, and a line with their number. With `fit`, outliers are left out."""
         keep, words = np.flatnonzero(np.isfinite(points).all(1)), self.words
         if fit and len(keep):
             low, high = box_of(points[keep])

@@ -11,7 +11,7 @@ from gridless.kernels.progress import shown
 from gridless.pictures.colours import PALETTE, Legend
 
 BLUE, RED, GREY, GREEN = "#3178c6", "#d1382c", "#8a94a1", "#2b8a3e"
-# Figures that stand beside each other are equally large: neither leaves a gap.
+# Common size of figures that stand side by side.
 SIDE_BY_SIDE = (6.0, 5.2)
 
 
@@ -89,7 +89,7 @@ def image(pixels: np.ndarray, title: str = "") -> Any:
 def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) -> Any:
     """The paper's picture of sampling: a 2-D cloud, samples in red, and their balls; points outside all are marked."""
     figure = _figure(5 * len(samples), 5.5)
-    # Where axes are off, the layout leaves no room for titles.
+    # The layout leaves no room for titles when axes are off.
     figure.get_layout_engine().set(rect=(0, 0, 1, 0.94))
     for at, (title, kept) in enumerate(samples.items()):
         axes = figure.add_subplot(1, len(samples), at + 1)
@@ -157,7 +157,7 @@ def learning(history: Sequence[dict[str, Any]], losses: Sequence[str], accuracie
 
 
 def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
-    """Rows are what was shown, columns what was answered; each row adds up to one."""
+    """The confusion matrix: rows are true classes, columns predicted classes; each row sums to 1."""
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     figure = _figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
@@ -205,7 +205,7 @@ def levels(lines: dict[str, dict[str, dict[str, float]]], title: str = "") -> An
 
 
 def live(time: np.ndarray, probability: np.ndarray, names: Sequence[str]) -> Any:
-    """Probabilities over time (ms). All classes are in the legend; those that never lead are paler."""
+    """Probabilities over time (ms). The legend names all classes; classes that never lead are paler."""
     figure = _figure(8, 3.6)
     axes = figure.add_subplot()
     leaders = set(probability.argmax(1))

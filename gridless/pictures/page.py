@@ -25,7 +25,7 @@ class Page:
     """A page is a list of pieces of HTML; the methods add pieces, `save` writes the file in one go."""
 
     def __init__(self, title: str, lead: str = "", fit: bool = False) -> None:
-        """With `fit`, what is on the page has the size of the window."""
+        """Begin a page. With `fit`, its content fills the window."""
         self.title, self.fit = title, fit
         self.pieces = [f"<h1>{text_of(title)}</h1>"]
         if lead:
@@ -51,7 +51,7 @@ class Page:
         self.pieces.append(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
 
     def row(self, *cards: str) -> None:
-        """Cards side by side: what `image` and `cloud` return."""
+        """Cards from `image` and `cloud`, side by side."""
         self.pieces.append('<div class="row">' + "".join(cards) + "</div>")
 
     def html(self) -> str:
@@ -71,18 +71,18 @@ class Page:
 
 
 def image(figure: Any, caption: str = "", legend: Legend | None = None) -> str:
-    """A matplotlib figure as a card, with a caption and what its colours mean."""
+    """A matplotlib figure as a card, with a caption and a legend."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     data = base64.b64encode(buffer.getvalue()).decode()
     return _card(f'<img alt="{text_of(caption)}" src="data:image/png;base64,{data}">', caption, legend)
 
 
-# Clouds of more points are drawn by the graphics processor.
+# Clouds of more points are drawn with WebGL.
 LARGE = 20_000
-# A view fits the points between these quantiles where the farthest are more than `FAR` times as far out.
+# The view reaches at most `FAR` times as far from the middle as the points between these quantiles.
 QUANTILES, FAR = (0.005, 0.995), 1.5
-# Points farther out than this, in units of the view, are not drawn: 16 bits do not reach there.
+# Points farther out than this, in units of the view, are not drawn: their coordinates would overflow 16 bits.
 REACH = 32.0
 
 
@@ -97,7 +97,7 @@ def cloud(
         colours: (N, 3) uint8.
         sizes: (N) or one for all, in thirds of a pixel.
         caption: a line below.
-        legend: what the colours mean.
+        legend: the legend of the colours.
         data: attributes of the canvas for the viewer: `turn` and `tilt` in radians, `spin="no"`.
     """
     points = scaled(points)
@@ -107,7 +107,7 @@ def cloud(
     packed["xyz"] = np.round(np.where(near[:, None], points, 0) * 1000)
     packed = packed[near]
     if len(packed) > LARGE:
-        # In random order any beginning is a fair sample, which is drawn while the cloud moves.
+        # In random order any prefix is a uniform sample; the viewer draws a prefix while the cloud moves.
         packed = packed[np.random.default_rng(0).permutation(len(packed))]
     words = "".join(f' data-{k}="{text_of(v)}"' for k, v in data.items())
     encoded = base64.b64encode(packed.tobytes()).decode()
@@ -124,21 +124,21 @@ def mesh(corners: np.ndarray) -> str:
 def box_of(points: np.ndarray, most: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """The lowest and the highest corner (3) of the box around points (N, 3).
 
-    With `most` outliers may be outside: on an axis where the farthest point is much farther out than 99 % of the
-    points, the box holds these.
+    With `most`, outliers may be outside: on each axis the box reaches at most `FAR` times as far from the middle as
+    the central 99 % of the points.
     """
     low, high = points.min(0), points.max(0)
     if not most:
         return low, high
     inner_low, inner_high = np.quantile(points, QUANTILES, axis=0)
     middle, half = (inner_low + inner_high) / 2, (inner_high - inner_low) / 2
-    # An axis along which nearly all points are equal says nothing about the others.
+    # The lower bound keeps an axis along which nearly all points are equal from marking all others as outliers.
     reach = FAR * np.maximum(half, 0.05 * half.max())
     return np.maximum(low, middle - reach), np.minimum(high, middle + reach)
 
 
 def scaled(points: np.ndarray, most: bool = True) -> np.ndarray:
-    """Points (N, 3), those inside `box_of` them in the unit box."""
+    """Points (N, 3), scaled so that their `box_of` becomes the unit box."""
     points = np.asarray(points, np.float64)
     if not len(points):
         return points

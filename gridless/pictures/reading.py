@@ -23,9 +23,9 @@ def _read_bag(file: Path, topic: str | None) -> Any:
 
 
 def read(file: Path, topic: str | None = None) -> Any:
-    """The cloud, the mesh or the events of a file, by its name; a table of plain numbers is a cloud after all.
+    """Read a file as a cloud, a mesh or events, depending on its name; a text file of plain numbers is a cloud.
 
-    Of a recording of ROS these are its events, or else the first of its clouds; `topic` says which.
+    From a ROS bag it reads the events, or else the first cloud; `topic` chooses one.
     """
     from gridless.data import FormatError, read_cloud, read_events
     from gridless.data.errors import check_file

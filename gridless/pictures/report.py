@@ -19,8 +19,8 @@ def report_run(out: str | Path, show: bool = True) -> Path | None:
     """Draw a run's folder: curves.png, confusion.png and report.html; print its table of classes to standard error.
 
     The run has `results.json`, whose `history` has one entry for each epoch; without it metrics.csv or
-    logs/metrics.csv is read. `confusion` of the results, counts (C, C) of what was shown by what was answered
-    (`confusion_counts`), gives the matrix and the table; `class_names` are in the results or in weights.json. Writes
+    logs/metrics.csv is read. `confusion` of the results, the counts (C, C) of `confusion_counts`, gives the
+    matrix and the table; `class_names` are in the results or in weights.json. Writes
     metrics.csv, one row for each epoch, where there is none. Without matplotlib nothing is drawn.
 
     Args:
@@ -50,13 +50,13 @@ def report_run(out: str | Path, show: bool = True) -> Path | None:
 
 
 def confusion_counts(labels: Any, answers: Any, classes: int) -> list[list[int]]:
-    """How often each class was answered for each that was shown: rows are labels (N), columns answers (N)."""
+    """The confusion matrix (C, C) as counts: rows are `labels` (N), columns are `answers` (N)."""
     at = np.asarray(labels, np.int64) * classes + np.asarray(answers, np.int64)
     return np.bincount(at, minlength=classes * classes).reshape(classes, classes).tolist()
 
 
 def class_table(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:
-    """Rows of each class that was shown: its examples, its accuracy, its precision and what it is mistaken for most."""
+    """A row for each class that has examples: their number, accuracy, precision, and the most frequent wrong answer."""
     rows = [["class", "examples", "accuracy", "precision", "mistaken for"]]
     for k, name in enumerate(names):
         count, answered = counts[k].sum(), counts[:, k].sum()

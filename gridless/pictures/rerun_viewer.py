@@ -16,9 +16,9 @@ from gridless.pictures.drawing import MOST_TRIANGLES, Picture, Triangles
 from gridless.structures import Cloud, Events
 
 NAME = "gridless"
-# Points that are sent at most, taken at random, unless `max_points` says otherwise.
+# Default of `max_points`; the points sent are chosen at random.
 MOST = 2_000_000
-# Moments that a recording of events is cut into, and neighbourhoods that are drawn as lines.
+# Time steps that a recording of events is cut into, and number of neighbourhoods drawn as lines.
 MOMENTS, NEIGHBOURHOODS = 300, 6
 
 
@@ -32,12 +32,12 @@ def load_rerun() -> Any:
 
 
 def has_display() -> bool:
-    """Whether a window can be opened."""
+    """True if a window can be opened."""
     return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 class RerunPicture:
-    """What `gl.show(x, viewer="rerun")` returns. `open()` shows it in the viewer, `save("x.rrd")` writes a file."""
+    """Result of `gl.show(x, viewer="rerun")`. `open()` shows it in the viewer, `save("x.rrd")` writes a file."""
 
     def __init__(self, picture: Picture, predictions: Iterable[Any] | None = None, names: Any = None) -> None:
         self.picture, self.names = picture, names
@@ -137,7 +137,7 @@ def log_events(recording: Any, events: Events, colours: np.ndarray | None = None
 def log_predictions(
     recording: Any, predictions: Iterable[Any], names: Sequence[str] | Mapping[int, str] | None = None
 ) -> None:
-    """Log what `Engine.push` yields, `Prediction`s, as probabilities on the timeline `time`."""
+    """Log the `Prediction`s of `Engine.push` as probabilities on the timeline `time`."""
     rerun = load_rerun()
     first = True
     for prediction in predictions:
@@ -149,7 +149,7 @@ def log_predictions(
 
 
 def log_names(recording: Any, names: Sequence[str]) -> None:
-    """Names of the lines of `probability`."""
+    """Log the names of the lines of `probability`."""
     lines = load_rerun().SeriesLines(names=[shown(name) for name in names])
     recording.log("probability", lines, static=True)
 
@@ -167,7 +167,7 @@ def _up(rerun: Any, up: str) -> Any:
 
 
 def _radius(rerun: Any, pixels: float) -> Any:
-    """A radius on the screen, whatever the scale of the cloud."""
+    """A radius in screen pixels, independent of the scale of the cloud."""
     return rerun.Radius.ui_points(pixels)
 
 
@@ -178,7 +178,7 @@ def _spatial(cloud: Cloud) -> np.ndarray:
 
 
 def _random(coords: np.ndarray, most: int) -> np.ndarray:
-    """Indices of the finite points, at most `most` of them, in their order."""
+    """Indices of at most `most` finite points, chosen at random, in ascending order."""
     kept = np.flatnonzero(np.isfinite(coords).all(1))
     if len(kept) <= most:
         return kept

@@ -18,14 +18,14 @@ from gridless.data.images import frames
 from gridless.pictures.colours import BLUE, RED
 from gridless.structures import Events
 
-# Small sensors are drawn with so many pixels across, in whole multiples.
+# Frames of small sensors are enlarged by a whole factor to about this width in pixels.
 WIDE = 320
 
 
 def painted(channels: Tensor, most: float) -> np.ndarray:
     """Counts or freshness (2 or 1, H, W) as an image (H, W, 3) uint8 on white: OFF blue, ON red, `most` in full."""
     shares = (channels.cpu().numpy() / most).clip(0, 1)[..., None]
-    # A single event is seen; where there are both, the colour is nearer to that of the stronger one.
+    # A single event stays visible; a pixel with both polarities has a colour closer to the stronger one.
     strong = np.where(shares > 0, 0.35 + 0.65 * shares, 0)
     weight = strong**2 / np.maximum((strong**2).sum(0), 1e-9)
     colour = sum(w * c for w, c in zip(weight, (BLUE, RED)))

@@ -1,7 +1,7 @@
-"""Tasks: what a network is for. One file each, with the same functions; `base.Task` is the contract.
+"""Tasks: the purposes of networks. Each is one file with the same functions; `base.Task` is the contract.
 
-Training, evaluation, prediction, saved weights and the commands ask the task of a recipe or of weights, which is found
-here. Modules of tasks are imported when they are asked for.
+This module finds the task of a recipe or of weights, for training, evaluation, prediction and the commands. The module
+of a task is imported on first use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Loss", "Prediction", "Task", "data_names", "find", "load_task", "tas
 
 
 def find(name: str) -> Any:
-    """A task of gridless by its name. Nothing else is ever imported, so that the name may come from a file."""
+    """A task of gridless by its name. It imports nothing else, so the name may come from an untrusted file."""
     if name not in TASKS:
         remedy = f"one of gridless is {', '.join(TASKS)}; give one of yours yourself, --task FILE.py:CLASS"
         raise ValueError(f"unknown task {name!r}: {remedy}")
@@ -36,7 +36,7 @@ def find(name: str) -> Any:
 
 
 def load_task(name: str) -> Any:
-    """A task by its name, or FILE.py:CLASS, which runs that file: only for names that the user gave."""
+    """A task by its name, or by FILE.py:CLASS, which runs that file. Call it only with names that the user typed."""
     file, _, kind = name.rpartition(":")
     if not file.endswith(".py"):
         return find(name)
@@ -47,7 +47,7 @@ def load_task(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    # Workers find the classes of the file under this name.
+    # Worker processes unpickle the classes of the file under this name.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     task = getattr(module, kind, None)
@@ -65,12 +65,12 @@ def __getattr__(name: str) -> Any:
 
 
 def task_name(model: Mapping[str, Any], data: str | None = None, task: str | None = None) -> str:
-    """The name of the task of a recipe or of weights: `task` where it says so, else what its network is for.
+    """The name of the task of a recipe or of weights: `task` if given, else the task of the data or of the network.
 
     Args:
         model: the config of the network.
-        data: the data set of a recipe; one that the network's task does not have decides before the network.
-        task: what a recipe or a weights file says.
+        data: the data set of a recipe; if the task of the network does not have it, the data set decides.
+        task: the entry `task` of a recipe or a weights file.
     """
     if task is not None:
         return task
@@ -83,11 +83,11 @@ def task_name(model: Mapping[str, Any], data: str | None = None, task: str | Non
 
 
 def data_names() -> list[str]:
-    """The data sets that recipes of tasks of gridless can name."""
+    """The data sets that recipes can name, over all tasks of gridless."""
     return sorted({data for name in TASKS for data in find(name).data})
 
 
 def task_of(model: Any) -> Any:
-    """The task of a network from `gl.load` or `gridless.models`: what its weights file says, else what it is for."""
+    """The task of a network from `gl.load` or `gridless.models`: that of its weights file, else that of its class."""
     about = getattr(model, "about", {})
     return find(task_name(getattr(model, "config", {}), task=about.get("task")))

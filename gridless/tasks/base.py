@@ -1,8 +1,8 @@
-"""The contract of a task: what training, evaluation, prediction and saved weights ask about one kind of network.
+"""The contract of a task: the functions that training, evaluation, prediction and saved weights call.
 
-A task holds no state: everything that a run decides is in its recipe, its data and its network. A task of your own is a
-subclass of `Task` in one file, `gridless train RECIPE --task FILE.py:CLASS`; it needs `load`, `loss`, `score` and
-`figures`, the rest has defaults.
+A task holds no state: a run is decided by its recipe, its data and its network. Your own task is a subclass of `Task`
+in one file, used by `gridless train RECIPE --task FILE.py:CLASS`. It needs `load`, `loss`, `score` and `figures`; the
+rest has defaults.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from gridless.training.step import Loss, autocast
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network says about one file: `line`, which is printed, or `record` with `--json`."""
+    """The answer of a network to one file: `line` is printed, or `record` with `--json`."""
 
     line: str
     record: dict[str, Any]
 
 
 class Task:
-    """What a network is for. Subclasses say what its data, its loss and its answers are."""
+    """The purpose of a network. Subclasses define its data, its loss and its answers."""
 
     name: ClassVar[str] = ""
-    """The name in recipes and in weights files; of a user's own task FILE.py:CLASS."""
+    """The name in recipes and in weights files; FILE.py:CLASS for a user's own task."""
     network: ClassVar[str] = "a network"
-    """What errors call a network of this task."""
+    """Name of a network of this task in error messages."""
     data: ClassVar[Sequence[str]] = ()
     """The data sets that a recipe of this task can name; `folder` for the user's own files."""
     options: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """Options of commands that this task has, beside those that every task has: {"predict": ["--votes"], ...}."""
+    """Command options of this task, in addition to those of every task: {"predict": ["--votes"], ...}."""
 
     # Data.
 
@@ -60,8 +60,8 @@ class Task:
             recipe: names the data set and its options.
             path: the folder of the data; None for data that is generated.
             split: which examples.
-            held_out_list: a file that lists those for validation, instead of the data's own rule.
-            about: of saved weights, as which classes are numbered.
+            held_out_list: a file that lists the files for validation, instead of the data's own rule.
+            about: metadata of saved weights, such as their class names, which number the classes.
         """
         raise NotImplementedError(f"task {self.name}: it does not say how its data is loaded (load)")
 
@@ -87,25 +87,25 @@ class Task:
         return None
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
-        """The recipe with what the data decides filled in: number of classes, features, sensor."""
+        """The recipe with the settings that depend on the data: number of classes, features, sensor."""
         return recipe
 
     def check_recipe(self, recipe: Recipe) -> None:
-        """Refuse settings of a recipe that this task does not have."""
+        """Reject settings of a recipe that this task does not have."""
 
     def check_data(self, model: nn.Module, data: TrainingSet) -> None:
-        """Refuse examples that the network has no answer for, such as those of a class beyond its last."""
+        """Reject examples that the network has no answer for, such as a class beyond its last."""
 
     def describe(self, recipe: Recipe, data: TrainingSet, model: nn.Module) -> list[str]:
-        """Lines about a folder of the user's files, printed before training; warnings last."""
+        """Lines that describe a folder of the user's files, printed before training; warnings last."""
         return [f"{len(data)} examples to learn from"]
 
     def augment(self, recipe: Recipe, train: bool) -> Any:
-        """What is done to each example before its geometry is made, or None."""
+        """The transform applied to each example before its geometry is computed, or None."""
         return recipe.augment if train else None
 
     def describe_augmentation(self, recipe: Recipe) -> str:
-        """What is done to each training example at random, in plain words."""
+        """The random augmentation of each training example, in plain words."""
         return recipe.augment.describe() or "nothing"
 
     def loader(
@@ -117,9 +117,9 @@ class Task:
         batch_size: int | None = None,
         **more: Any,
     ) -> Loader:
-        """The batches of `data` for training; without `train` those of an evaluation, in order and not augmented.
+        """The batches of `data` for training; with `train=False` for evaluation, in order and not augmented.
 
-        `plan` makes their geometry; `batch_size` is the recipe's if left out; `more` goes to `Loader`.
+        `plan` computes their geometry; `batch_size` is by default the recipe's; `more` is passed to `Loader`.
         """
         size = batch_size or recipe.batch_size
         return Loader(data, plan, size, self.augment(recipe, train), recipe.seed, shuffle=train, **more)
@@ -127,18 +127,18 @@ class Task:
     # Learning and judging.
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The loss of a batch, which is differentiated. `smoothing` is that of labels.
+        """The differentiable loss of a batch; `smoothing` is the label smoothing.
 
-        A step may be captured: nothing may wait for the device.
+        It must not wait for the device, because a step may be captured as a graph.
         """
         raise NotImplementedError(f"task {self.name}: it does not say what is learned (loss)")
 
     def score(self, model: Any, batch: Batch) -> Tensor:
-        """How good the answers to a batch are: (B, columns) float64, a row for each example. Makes no gradients."""
+        """The scores (B, columns) float64 of the answers to a batch, one row per example. Computes no gradients."""
         raise NotImplementedError(f"task {self.name}: it does not say how answers are judged (score)")
 
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
-        """The figures of all scores (N, columns) of `data`, in its order. Numbers are logged as `valid_NAME`."""
+        """The figures of `data` from all its scores (N, columns), in its order. Numbers are logged as `valid_NAME`."""
         raise NotImplementedError(f"task {self.name}: it does not say what scores amount to (figures)")
 
     def evaluate(
@@ -153,11 +153,11 @@ class Task:
         """The figures of a network on examples, for `gridless evaluate`.
 
         Args:
-            model: the network, which stays in its mode.
+            model: the network; its training or evaluation mode stays.
             data: the examples.
-            recipe: says how they are prepared.
-            batch_size: examples at a time; chosen by the task if left out.
-            votes: views that are averaged for each example, if the task has such.
+            recipe: decides how they are prepared.
+            batch_size: examples per batch; by default the task chooses.
+            votes: views averaged for each example, if the task supports it.
             progress: show a bar.
         """
         return self.judge(model, data, recipe, batch_size, progress)
@@ -191,13 +191,13 @@ class Task:
         return self.figures(torch.cat(scores), data)
 
     def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
-        """The line that `gridless evaluate` prints about the figures of `evaluate`."""
+        """The line that `gridless evaluate` prints for the figures of `evaluate`."""
         return ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, float))
 
     # Saved weights and predictions.
 
     def about(self, data: TrainingSet) -> dict[str, Any]:
-        """Facts of the data that are saved with the weights: `class_names`, and what `load` and `predict` need."""
+        """Metadata of the data, saved with the weights: `class_names`, and further entries for `load` and `predict`."""
         return {"class_names": list(data.class_names)} if data.class_names else {}
 
     def classes(self, config: Mapping[str, Any]) -> int | None:
@@ -209,19 +209,19 @@ class Task:
         return {**config, "classes": count} if "classes" in config else None
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        """Refuse what cannot be answered together, before the first file is read."""
+        """Reject files or options that do not go together, before the first file is read."""
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
-        """The answer to one file. `options` are those of the command line that were given: {"points": 512}."""
+        """The answer to one file; `options` are the options given on the command line, such as {"points": 512}."""
         raise NotImplementedError(f"task {self.name}: it does not say how a file is answered (predict)")
 
     def live(self, logits: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
-        """What `gridless stream` prints for each answer (N, channels) of a live network, beside its time."""
+        """The fields that `gridless stream` prints beside the time, for each answer (N, channels) of a live network."""
         shares, best = logits.softmax(1).max(1)
         return [{"class": names[k], "probability": round(p, 6)} for k, p in zip(best.tolist(), shares.tolist())]
 
     def refuse(self, command: str, options: Mapping[str, Any], weights: str) -> None:
-        """Refuse the first option of a command that was given and that this task does not have."""
+        """Reject the first option given to a command that this task does not have."""
         for name in options:
             option = f"--{name.replace('_', '-')}"
             if option not in self.options.get(command, ()):

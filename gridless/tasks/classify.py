@@ -34,10 +34,10 @@ class NameExamples(Task):
     """One class for each example: loss, scores and reports of clouds and of recordings."""
 
     examples = "examples"
-    """What a report calls the examples."""
+    """Name of the examples in a report."""
 
     def views(self, recipe: Recipe, votes: int) -> Sequence[Any]:
-        """What is done to an example for each of the views whose probabilities are averaged."""
+        """The transform of each view whose probabilities are averaged; None for the example as it is."""
         raise NotImplementedError
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
@@ -45,7 +45,7 @@ class NameExamples(Task):
 
     @torch.no_grad()
     def score(self, model: Any, batch: Batch) -> Tensor:
-        """(B, 1): the number of the class that is answered."""
+        """(B, 1): the number of the predicted class."""
         return model(batch.geometry).argmax(1).double()[:, None]
 
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class NameExamples(Task):
         Args:
             model: the network.
             data: the examples.
-            recipe: says how they are prepared, and how many views there are.
-            batch_size: examples that are looked at together.
-            votes: views of each example; the recipe's if left out.
+            recipe: decides how they are prepared, and the number of views.
+            batch_size: examples per batch.
+            votes: views of each example; by default the recipe's.
             progress: show a bar.
         """
         views = self.views(recipe, votes or recipe.votes)
@@ -170,10 +170,10 @@ def classify(
     Args:
         model: a network from `gl.load`.
         file: a cloud, or a mesh, from which points are drawn.
-        points: how many points are used; None: as many as in training.
+        points: number of points used; None: as many as in training.
         up: the axis that points up in the file: x, y or z; None: as in training, or y.
         keep_scale: do not centre and scale to the unit sphere.
-        votes: views whose probabilities are averaged; None: as the weights were saved with.
+        votes: views whose probabilities are averaged; None: as in the recipe saved with the weights.
     """
     if not isinstance(file, str | Path):
         words = "it takes the path of a file; points at hand are asked by model(model.plan(points))"
@@ -188,7 +188,7 @@ def classify(
 
 
 def report(probability: Tensor, labels: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Accuracy, its mean over classes, and each class's own."""
+    """Accuracy, its mean over classes, and the accuracy of each class."""
     correct = (probability.argmax(1) == labels).double().cpu()
     labels = labels.cpu()
     each = {name: correct[labels == i].mean().item() for i, name in enumerate(names) if bool((labels == i).any())}
@@ -197,7 +197,7 @@ def report(probability: Tensor, labels: Tensor, names: Sequence[str]) -> dict[st
 
 
 def _is_recording(file: Path) -> bool:
-    """Whether a file whose suffix is of both kinds holds events."""
+    """True if a file with a suffix of both clouds and recordings holds events."""
     from gridless.data import read_events
     from gridless.data.listing import RECORDINGS
 

@@ -1,4 +1,4 @@
-"""What the tasks on point clouds share: folders of clouds, how files are prepared, and whether radii fit them."""
+"""Base of the tasks on point clouds: folders of clouds, preparation of files, and checks of the radii."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 
-# Points of the clouds that are evaluated at once: 256 clouds of 1,024.
+# Points per evaluation batch: 256 clouds of 1,024.
 EVALUATED = 1 << 18
 # Options of a folder that say how its points are prepared.
 _HOW = tuple(entry.name for entry in fields(Preparation))
-# Neighbours in the first ball: fewer say little of the surface, more are slow and blur it.
+# Neighbours in the first ball: fewer describe the surface poorly, more are slow and blur it.
 FEW, GOOD, MANY = 4, 12, 60
 
 
 class CloudTask(Task):
-    """A task on point clouds. Subclasses say what is learned of them."""
+    """A task on point clouds. Subclasses define what is learned."""
 
     folder_label: str | None = None
-    """The option `label` of a folder that does not give it: None for one label for each cloud."""
+    """Default of the option `label` of a folder; None means one label per cloud."""
 
     def check_recipe(self, recipe: Recipe) -> None:
         for name in ("transforms", "prepare"):
@@ -83,11 +83,11 @@ class CloudTask(Task):
         return _folder_source(recipe, folder_of(recipe, path), split, options)
 
     def source_of_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> Source | None:
-        """The files of a data set that recipes name; None if it is small."""
+        """The files of a data set named by a recipe; None if it is small."""
         return None
 
     def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
-        """A split of a data set that recipes name."""
+        """A split of a data set named by a recipe."""
         raise NotImplementedError
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
@@ -100,7 +100,7 @@ class CloudTask(Task):
         return recipe.fitted(model=model, data_options=options)
 
     def outputs(self, data: TrainingSet) -> dict[str, Any]:
-        """The setting of a network that has an output for each thing that the data names."""
+        """The setting of the network that gives it one output per class or part of the data."""
         return {"classes": len(data.parts or data.class_names)}
 
     def about(self, data: TrainingSet) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _folder(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) 
 
 
 class _FolderFiles:
-    """The clouds of a folder, read file by file, with what each file says of itself."""
+    """The clouds of a folder, read file by file, with the metadata of each file."""
 
     def __init__(self, folder: Any) -> None:
         self.folder, self.class_names = folder, folder.class_names
@@ -200,12 +200,12 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: Mapping[str,
 
 
 def views_of_cloud(votes: int) -> list[Policy | None]:
-    """The cloud as it is, and then with another order of points and another size."""
+    """The policy of each view: None for the cloud as it is, then random orders of points and random scales."""
     return [None, *[Policy(shuffle=True, scale=(0.9, 1.1))] * (votes - 1)]
 
 
 def preparation(recipe: Mapping[str, Any], up: str | None = None, keep_scale: bool = False) -> Preparation:
-    """How files are prepared for weights of a recipe: as its data was, else y up, on the unit sphere."""
+    """The preparation of files for weights of a recipe: that of its data; the default is y up, on the unit sphere."""
     names = [entry.name for entry in fields(Preparation)]
     known: dict[str, Any] = {k: v for k, v in recipe.get("data_options", {}).items() if k in names}
     known |= {"up": up} if up else {}
@@ -214,9 +214,9 @@ def preparation(recipe: Mapping[str, Any], up: str | None = None, keep_scale: bo
 
 
 def check_scale(geometry: Geometry, what: str, how: Preparation, stacklevel: int = 2) -> None:
-    """Warn if the first search finds no neighbour for most points: too sparse, or on another scale than the radius.
+    """Warn if the first search finds no neighbour for most points: the cloud is too sparse, or has another scale.
 
-    `how` says how the cloud was prepared, `stacklevel` whose line the warning names, as of `warnings.warn`.
+    `what` names the cloud, `how` is its preparation, and `stacklevel` is that of `warnings.warn`.
     """
     first = next(value for value in geometry.values() if isinstance(value, Edges))
     lonely = (first.counts <= 1).double().mean().item()
@@ -228,10 +228,10 @@ def check_scale(geometry: Geometry, what: str, how: Preparation, stacklevel: int
 
 
 def describe_clouds(data: TrainingSet, model: Any) -> list[str]:
-    """Lines that say how many points there are, and what the plan makes of some clouds; warnings last."""
+    """Lines with the number of points, and the sizes that the plan gives for some clouds; warnings last."""
     lines = [f"{len(data)} examples to learn from, points each: {range_of(data.sizes)}"]
     if data.parts:
-        # Those without a label, -1, are the last.
+        # Points without a label, -1, index the last entry.
         part = (data.cut(some_of(data)) if data.on_disk else data).rows["part"]
         share = part.remainder(len(data.parts) + 1).bincount(minlength=len(data.parts) + 1)
         named = zip([*data.parts, "without a label"], (share / len(part)).tolist())
@@ -246,7 +246,7 @@ def describe_clouds(data: TrainingSet, model: Any) -> list[str]:
 
 
 def _describe_balls(cloud: Cloud, model: Any) -> list[str]:
-    """How many neighbours each ball has on average, and a warning if the first has too few or too many."""
+    """Lines with the mean number of neighbours of each ball, and a warning if the first has too few or too many."""
     geometry, lines = model.plan(cloud), []
     balls = [(name, step) for name, step in model.plan.steps.items() if step.op == "ball"]
     for name, step in balls:
@@ -269,7 +269,7 @@ def _describe_balls(cloud: Cloud, model: Any) -> list[str]:
 
 
 def _radius(cloud: Cloud) -> tuple[int, float]:
-    """How many neighbours a good ball has in a typical example, and the median distance to the last of them, or 0."""
+    """The recommended number of neighbours of the first ball, and the median distance to the last of them, or 0."""
     count = min(GOOD, int(cloud.sizes.median()))
     apart = []
     for one in cloud.examples:

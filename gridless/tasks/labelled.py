@@ -1,4 +1,4 @@
-"""Files with a label for each point, as networks that label points write them."""
+"""Writes files with a label for each point, predicted by a network."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def write_parts(
     up: str | None = None,
     keep_scale: bool = False,
 ) -> tuple[Path, dict[str, int]]:
-    """The cloud in a file with the part of every point as a row and as its colour, in OUT/NAME.ply; and their counts.
+    """Write the cloud of a file with the part and a colour of every point to OUT/NAME.ply; return path and counts.
 
-    The network labels as many points as in training, prepared as those were; every other has the part of the closest.
-    If training thinned clouds by a grid, so is this one; if it cut them into blocks, each is labelled by itself.
+    The network labels as many points as in training, prepared in the same way. Every other point gets the part of the
+    closest labelled one. A grid or blocks of the training data are applied here, too; each block is labelled alone.
     """
     from gridless.data.readers.clouds import ply
 
@@ -46,7 +46,7 @@ def write_parts(
     names = model.about.get("parts") or [f"{category} {i}" for i in range(parts[kind])]
     recipe = model.about.get("recipe", {})
     wanted, how = points or int(recipe.get("points", 2048)), preparation(recipe, up, keep_scale)
-    # Training on labels of a user's files saw the vertices of a PLY with faces.
+    # Training on labels of a user's folder reads the vertices of a PLY with faces, not points drawn from the faces.
     cloud = read_points(file, wanted, how, label=recipe.get("data") == FOLDER)
     grid = recipe.get("data_options", {}).get("grid")
     seen = grid_sample(cloud, grid) if grid else cloud
@@ -75,7 +75,7 @@ def _category(model: Any, file: str | Path, category: str | None) -> tuple[int, 
 
 @torch.no_grad()
 def _parts(model: Any, every: Cloud, how: Preparation, wanted: int, kind: int, file: str | Path) -> Tensor:
-    """The part of each point, numbered through all categories: that of the closest of `wanted` that are labelled."""
+    """The part of each point, numbered through all categories. It labels `wanted` points; others copy the closest."""
     device = next(model.parameters()).device
     chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))[:wanted]
     some = joined(every[chosen].to(device), how.features)
@@ -86,16 +86,16 @@ def _parts(model: Any, every: Cloud, how: Preparation, wanted: int, kind: int, f
 
 
 def stem(file: Path) -> str:
-    """The name of what is made of a file, without its suffix; that of `a.copc.laz`, too, which is COPC no more."""
+    """The name of an output file without suffix. `a.copc.laz` gives `a`, because the output is not COPC."""
     return re.sub(r"\.copc$", "", file.stem, flags=re.IGNORECASE)
 
 
 def write_labels(
     model: Any, source: Path, out: Path, weights: Any = None, up: str | None = None, **settings: Any
 ) -> tuple[Path, dict[str, int]]:
-    """A scene with the label of every point, in the file OUT, or in the folder OUT; and how many have each label.
+    """Write a scene with the label of every point to the file or folder OUT; return path and points per label.
 
-    `settings` are those of `gridless.scenes.label.label_scene`; `weights` say where the network came from.
+    `settings` are passed to `gridless.scenes.label.label_scene`; `weights` is the name or path of the weights.
     """
     from gridless.scenes.label import OUTPUTS, label_scene
 

@@ -1,4 +1,4 @@
-"""What tasks share when they load data: data sets that recipes name, and folders of the user's own files."""
+"""Loading of data, shared by all tasks: data sets named by recipes, and folders of the user's own files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gridless.tasks.storage import check_labelled, divided, load_splits  # noqa:
 from gridless.training.examples import TrainingSet
 from gridless.training.recipe import Recipe
 
-# A folder of the user's: clouds or recordings, depending on the task.
+# Data set name of a folder of the user: clouds or recordings, depending on the task.
 FOLDER = "folder"
 # Options of data sets that are generated.
 SIZES = ("size", "held_out")
@@ -30,9 +30,9 @@ def load_data(
     held_out_list: Path | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> TrainingSet:
-    """The `split` of the data set that a recipe names, in the folder `root`, by the recipe's task.
+    """Load the `split` of the data set named by a recipe from the folder `root`.
 
-    It is read into memory, unless `root` is a pack.
+    The examples are read into memory, unless `root` is a pack.
 
     `root`, `split`, `held_out_list` and `about` are those of `Task.load`, whose `path` is `root`.
     """
@@ -41,7 +41,7 @@ def load_data(
 
 
 def folder_of(recipe: Recipe, path: Path | None) -> Path:
-    """The folder of the data, which is needed."""
+    """The folder of the data; an error if it is missing."""
     if path is None:
         what = "your files" if recipe.data == FOLDER else recipe.data
         raise ValueError(f"the folder of {what} is needed: give it with --data")
@@ -49,9 +49,9 @@ def folder_of(recipe: Recipe, path: Path | None) -> Path:
 
 
 def made(kind: type, options: Mapping[str, Any], also: Sequence[str] = (), **settings: Any) -> Any:
-    """A data set with the data options of a recipe, and with `settings`, which the recipe has elsewhere.
+    """Construct a data set with the data options of a recipe, and with `settings` from elsewhere in the recipe.
 
-    Options that the data set does not have are refused; `also` are further ones that are known.
+    Options that the data set does not have are rejected; `also` are further valid names.
     """
     arguments = [name for name in signature(kind).parameters if name not in {*settings, "transform", "seed", "how"}]
     known = [*arguments, *also]
@@ -66,7 +66,7 @@ def made(kind: type, options: Mapping[str, Any], also: Sequence[str] = (), **set
 
 
 def generated(split: str, options: dict[str, Any]) -> dict[str, int]:
-    """How many examples a split of a generated data set has, and its seed; takes `size` and `held_out` out."""
+    """The size and seed of a split of a generated data set. Removes `size` and `held_out` from `options`."""
     from gridless.data.splits import check
 
     counts = {"size": options.pop("size", 1000), "held_out": options.pop("held_out", 200)}
@@ -80,14 +80,14 @@ def generated(split: str, options: dict[str, Any]) -> dict[str, int]:
 def folder_options(
     recipe: Recipe, held_out_list: Path | None = None, about: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The options of a folder: what a run or weights say goes before what the recipe says."""
+    """The options of a folder: those of a run or of weights override those of the recipe."""
     known = {name: (about or {}).get(name) for name in ("class_names", "values")}
     options = recipe.data_options | {name: value for name, value in known.items() if value}
     return options | ({} if held_out_list is None else {"held_out_list": held_out_list})
 
 
 def describe_folder(listing: Listing) -> list[str]:
-    """Lines that say which files there are of each class, and which are held out."""
+    """Lines with the number of files of each class, and the rule that holds files out."""
     lines = [f"{listing.root}: {len(listing.files)} files; held out: {listing.rule}"]
     if listing.others:
         lines.append(f"left out, being of other kinds: {', '.join(listing.others[:8])}")
@@ -99,18 +99,18 @@ def describe_folder(listing: Listing) -> list[str]:
 
 
 def some_of(data: TrainingSet) -> Tensor:
-    """The examples whose geometry is looked at before training: 16, evenly spaced."""
+    """Indices of the examples that are described before training: 16, evenly spaced."""
     return torch.linspace(0, len(data) - 1, min(16, len(data))).long()
 
 
 def range_of(values: Tensor) -> str:
-    """The range of some values, and their median, in words."""
+    """The range and the median of `values` as text."""
     values = values.double()
     return f"{values.min():,.0f} to {values.max():,.0f}, median {values.median():,.0f}"
 
 
 def check_labels(numbers: Tensor | None, count: int | None, what: str, setting: str) -> None:
-    """Refuse labels beyond what the network has: `count` of `what`, by the `setting` of its config."""
+    """Reject labels beyond the `count` of `what` that the network has, set by `setting` in its config."""
     if numbers is not None and count is not None and numbers.numel() and int(numbers.max()) >= count:
         last = int(numbers.max())
         words = f"the network has {count} {what}, and there is number {last}: at least {last + 1} are needed"
@@ -118,19 +118,19 @@ def check_labels(numbers: Tensor | None, count: int | None, what: str, setting: 
 
 
 def check_kind(file: Path, recordings: bool) -> None:
-    """Refuse a folder, a cloud if the weights are for `recordings`, and a recording if they are not."""
+    """Reject a folder, a cloud if the weights are for `recordings`, and a recording if they are not."""
     from gridless.data.listing import CLOUDS, RECORDINGS
 
     if file.is_dir():
         raise ValueError(f"{file} is a folder, and these weights take files: give those in it, {file}/*")
-    # Some suffixes are of both kinds.
+    # Some suffixes are valid for both.
     right, wrong = (RECORDINGS, CLOUDS) if recordings else (CLOUDS, RECORDINGS)
     if file.suffix.lower() in wrong and file.suffix.lower() not in right:
         raise wrong_kind(file, recordings)
 
 
 def wrong_kind(file: Path, recordings: bool) -> ValueError:
-    """The error of a file of the other kind."""
+    """The error for a cloud where a recording is needed, or the reverse."""
     actual, wanted = ("a cloud", "recordings") if recordings else ("a recording", "clouds")
     remedy = "give --weights that were trained on such"
     return ValueError(f"{file} is {actual}, and these weights are for {wanted}: {remedy}")

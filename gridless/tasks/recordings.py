@@ -37,9 +37,9 @@ from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 
-# Recordings that are read from files at a time, by one thread.
+# Recordings that one thread reads at a time.
 CHUNK = 64
-# The sensor of a packed folder, by which its words are made before the largest of its files is known.
+# Upper bound on the sensor of a packed folder: events are packed before the largest sensor is known.
 PACKED_SENSOR = (4096, 4096)
 
 
@@ -47,7 +47,7 @@ def _from_zero(train: bool) -> Chain:
     return Chain((StartAtZero(),))
 
 
-# name -> (class in gridless.data, what the paper does to its recordings)
+# name -> (class in gridless.data, the paper's transforms of its recordings)
 SETS: dict[str, tuple[str, Callable[[bool], Chain]]] = {
     "n_mnist": ("NMNIST", augment.n_mnist),
     "mnist_dvs": ("MNISTDVS", augment.mnist_dvs),
@@ -132,7 +132,7 @@ class ClassifyRecordings(NameExamples):
         return ", ".join(word for word in words if word) or "nothing"
 
     def views(self, recipe: Recipe, votes: int) -> Sequence[Any]:
-        """All views but the first are augmented."""
+        """The transforms of the views: all but the first are augmented."""
         return [chain(recipe, train=vote > 0) for vote in range(votes)]
 
     def loader(
@@ -159,7 +159,7 @@ class ClassifyRecordings(NameExamples):
 
 
 def read(data: Any) -> TrainingSet:
-    """Every recording of a data set with `batch(rows)`, `labels` and `class_names`; its transform is not used."""
+    """Read all recordings of a data set with `batch(rows)`, `labels` and `class_names`, without its transform."""
     rows = np.arange(len(data))
     # Packs are in memory already.
     pieces = 1 if data.pack is not None else max(1, -(-len(data) // CHUNK))
@@ -210,7 +210,7 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, An
 
     options = _with_sensor(recipe, options)
     sensor = options.get("sensor")
-    # One pack serves training and evaluation: the sensor matters for its files only where it decides what is dropped.
+    # Training and evaluation share one pack. The sensor changes its content only if `drop` removes events outside it.
     options["sensor"] = sensor if "drop" in options.get("repair", ()) else None
     folder = made(EventFolder, options, root=path, split=split, progress=False, read=False)
     listing = folder.listing
@@ -235,7 +235,7 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, An
 
 
 def _on_sensor(packed: Pack, sensor: tuple[int, int]) -> tuple[int, int]:
-    """The given sensor, if all recordings of a pack lie on it."""
+    """The given sensor; an error if a recording of the pack has more pixels."""
     width, height = packed.sensor
     if width > sensor[0] or height > sensor[1]:
         of = "{0} x {1}".format
@@ -244,7 +244,7 @@ def _on_sensor(packed: Pack, sensor: tuple[int, int]) -> tuple[int, int]:
 
 
 def _with_sensor(recipe: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a folder with the sensor of the network, unless preparation makes another one."""
+    """The options of a folder with the sensor of the network, unless preparation changes the sensor."""
     same = prepared_sensor(recipe, _ANY_SENSOR) == _ANY_SENSOR
     return {"sensor": recipe.model.get("sensor") if same else None, **options}
 
@@ -260,7 +260,7 @@ def _folder(recipe: Recipe, path: Path, split: str, options: dict[str, Any]) -> 
 
 
 def chain(recipe: Recipe, train: bool) -> Chain:
-    """What is done to a recording: augmentation (the recipe's, or else the data set's), then preparation (both's)."""
+    """The transforms of a recording: augmentation (the recipe's, else the data set's), then preparation (of both)."""
     whole = SETS["glyphs" if recipe.data not in SETS else recipe.data][1]
     own = whole(False).steps
     altered: Iterable[EventTransform] = ()
@@ -276,7 +276,7 @@ _ANY_SENSOR = (1 << 20, 1 << 20)
 
 
 def prepared_sensor(recipe: Recipe, sensor: Sequence[int]) -> tuple[int, int]:
-    """The sensor (width, height) that recordings of the given one have once they are prepared."""
+    """The sensor (width, height) of recordings after preparation."""
     return chain(recipe, train=False)(Events.of([], tuple(sensor))).sensor  # type: ignore[arg-type]
 
 
@@ -294,7 +294,7 @@ def transform_of(entry: Any) -> EventTransform:
 
 
 def _describe(recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
-    """Lines that say how many events there are, and how many are left at each level; warnings last."""
+    """Lines with the number of events, and the number left at each level; warnings last."""
     events = data.cut(some_of(data)) if data.on_disk else data.events
     # A folder refuses recordings without events.
     length = events.time[events.splits[1:] - 1] - events.time[events.splits[:-1]]
@@ -318,8 +318,8 @@ def classify_events(model: Any, file: str | Path, repair: str | Sequence[str] = 
     Args:
         model: a network from `gl.load`.
         file: the recording.
-        repair: how a damaged one is mended, as in `read_events`; if none is given, as in training.
-        votes: views whose probabilities are averaged; None: as the weights were saved with.
+        repair: repairs of damaged recordings, those of `read_events`; if empty, as in training.
+        votes: views whose probabilities are averaged; None: as in the recipe saved with the weights.
     """
     from gridless.data import read_events
 
@@ -334,7 +334,7 @@ def classify_events(model: Any, file: str | Path, repair: str | Sequence[str] = 
 
 
 def recorded_sensor(model: Any, recipe: Recipe) -> tuple[int, int]:
-    """The camera whose recordings the network was trained on, before they were prepared."""
+    """The sensor (width, height) of the training recordings before preparation."""
     import gridless.data as data
 
     sensor = tuple(model.config["sensor"])
@@ -347,7 +347,7 @@ def recorded_sensor(model: Any, recipe: Recipe) -> tuple[int, int]:
 
 
 def fitted(events: Events, sensor: tuple[int, int], what: str) -> Events:
-    """The same events on the network's camera, if all of them lie on it."""
+    """The same events with the sensor of the network; an error if one lies outside."""
     if len(events) and not bool((events.pixel < torch.tensor(sensor)).all()):
         raise ValueError(
             f"{what}: recorded with {events.sensor[0]} x {events.sensor[1]} pixels, but the network is for "

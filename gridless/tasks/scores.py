@@ -1,4 +1,4 @@
-"""Intersection over union of labels of points, as the field counts them."""
+"""Intersection over union of point labels, as is usual for part and scene segmentation."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def mean_overlap(common: Tensor, union: Tensor, names: Sequence[str]) -> dict[st
 
 
 def shape_ious(predicted: Tensor, part: Tensor, example: Tensor, category: Tensor, parts: Sequence[int]) -> Tensor:
-    """Of each shape (B) float64, the mean over the parts of its category of intersection over union.
+    """The mean intersection over union of each shape (B) float64, over the parts of its category.
 
-    A part that is neither there nor predicted counts 1. Points (S) have a predicted and a right part and an example;
-    examples (B) a category; category k has parts[k] parts, numbered through.
+    A part that is neither present nor predicted counts 1. Points (S) have a predicted part, a true part and an example;
+    examples (B) have a category; category k has parts[k] parts, numbered through all categories.
     """
     common, union = overlaps(predicted, part, example, len(category), sum(parts))
     iou = torch.where(union > 0, common / union, 1.0)
@@ -42,7 +42,7 @@ def shape_ious(predicted: Tensor, part: Tensor, example: Tensor, category: Tenso
 
 
 def mean_ious(ious: Tensor, category: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Instance mIoU, the mean over all shapes; category mIoU, the mean of the means of the categories; and those."""
+    """Instance mIoU (mean over all shapes), category mIoU (mean over categories), and the mIoU of each category."""
     ious, category = ious.cpu(), category.cpu()
     each = {name: ious[category == k].mean().item() for k, name in enumerate(names) if bool((category == k).any())}
     mean = sum(each.values()) / max(len(each), 1)

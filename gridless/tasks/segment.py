@@ -28,12 +28,12 @@ from gridless.training.step import Loss, network_loss
 
 
 class LabelPoints(CloudTask):
-    """A label for each point, in the rows `part`; those of negative parts are neither learned nor judged."""
+    """A label for each point, in the rows `part`. Points with a negative `part` are left out of loss and scores."""
 
     data = ("semantickitti", "shapenetpart", FOLDER)
     folder_label = "auto"
     records = "labels"
-    """What a record calls how many points there are of each."""
+    """Name of the counts per label in a record."""
 
     def check_recipe(self, recipe: Recipe) -> None:
         super().check_recipe(recipe)
@@ -64,7 +64,7 @@ class LabelPoints(CloudTask):
             raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
 
     def prediction(self, file: Path, written: Path, counts: Mapping[str, int]) -> Prediction:
-        """How many points of a file have each label, and where the labelled points are."""
+        """The number of points of a file with each label, and the path of the labelled file."""
         line = ", ".join(f"{name} {n}" for name, n in counts.items() if n or self.records == "parts")
         record = {"file": str(file), "written": str(written), self.records: dict(counts)}
         return Prediction(f"{file}: {line} points, in {written}", record)
@@ -94,7 +94,7 @@ class LabelParts(LabelPoints):
 
     @torch.no_grad()
     def score(self, model: Any, batch: Batch) -> Tensor:
-        """(B, 3): points whose part is right, all points, and the mean over parts of intersection over union."""
+        """(B, 3): correctly labelled points, all points, and the mean intersection over union of the parts."""
         cloud: Any = next(iter(batch.geometry.values()))
         real = _judged(cloud)
         best = model(batch.geometry, batch.labels).argmax(1)[real]
@@ -131,7 +131,7 @@ class LabelParts(LabelPoints):
 
 
 class LabelScenes(LabelPoints):
-    """The class of each point of a scan or a scene, by what is around it."""
+    """The class of each point of a scan or a scene."""
 
     name = "scenes"
     network = "a network that labels all points of scenes"
@@ -145,7 +145,7 @@ class LabelScenes(LabelPoints):
 
     @torch.no_grad()
     def score(self, model: Any, batch: Batch) -> Tensor:
-        """(B, 2 + 2 C): points that are right, all points, then those in intersection and union of each class."""
+        """(B, 2 + 2 C): correctly labelled points, all points, then points in intersection and union of each class."""
         cloud: Any = next(iter(batch.geometry.values()))
         judged = _judged(cloud)
         logits = model(batch.geometry)
@@ -191,7 +191,7 @@ class LabelScenes(LabelPoints):
 
 
 def _judged(cloud: Any) -> Tensor:
-    """Which points have a label: padding has none."""
+    """Mask of the points that have a label and are no padding."""
     return (cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)
 
 

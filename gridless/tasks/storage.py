@@ -1,4 +1,4 @@
-"""Where the examples of a run are: read into memory, or packed once on disk and read batch by batch."""
+"""Storage of the examples of a run: read into memory, or packed once on disk and read batch by batch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gridless.training.examples import TrainingSet
 from gridless.training.packed import KEEP, PackedSet
 from gridless.training.recipe import Recipe
 
-# Files of more bytes are packed rather than read: read, an event takes up to 40 bytes, and 2 to 8 in its file.
+# Larger files (bytes) are packed instead of read into memory, where an event takes up to 40 bytes (2 to 8 on disk).
 PACKED_ABOVE = 1 << 27
-# Bytes of memory that the processes that pack may take together, and those of a file for each byte on disk.
+# Memory limit of all packing processes, and estimated bytes in memory per byte of a file.
 PACKING_BYTES, EXPANSION = 1 << 30, 12
-# Beside the data: a folder that readers of folders pass over.
+# Folder of packs beside the data; readers of folders ignore it.
 BESIDE = ".gridless"
 
 
 @dataclass(frozen=True)
 class Storage:
-    """Where a run keeps its examples."""
+    """Storage options for the examples of a run."""
 
     keep: str = "auto"
     """`disk`, `memory`, or `auto`: by size."""
@@ -46,23 +46,23 @@ class Storage:
 
 @dataclass(frozen=True)
 class Source:
-    """Files of a data set, of which a pack can be made without reading them all into memory."""
+    """Files of a data set that can be packed without reading them all into memory."""
 
     dataset: Any
-    """What `gl.data.pack` takes; it can be pickled."""
+    """The data set for `gl.data.pack`; it can be pickled."""
     root: Path
     """The folder of the data."""
     files: Sequence[Path]
-    """All files that are read: the pack is named by their content."""
+    """All files that are read; a digest of their content is part of the name of the pack."""
     settings: tuple
-    """How they are read: the pack is named by this, too."""
+    """Settings of the reader, which are part of that digest."""
     names: Sequence[str]
     """The name of each item of the data set."""
     view: Callable[[Pack, str, str], TrainingSet]
-    """The examples of a split of the pack; the last argument is `keep` of `PackedSet`."""
+    """view(pack, split, keep): the examples of a split of the pack; `keep` is that of `PackedSet`."""
 
     def pack(self, storage: Storage) -> Pack:
-        """The pack of these files, which is made if it is not there."""
+        """The pack of these files, which is written if it does not exist."""
         sizes = [path.stat().st_size for path in self.files]
         place = _place(self.root, storage)
         digest = digest_of_files([*self.files], self.root, place / "files.json", progress=True)
@@ -77,7 +77,7 @@ class Source:
 
 
 def examples_of(packed: Pack, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """The examples of the items `names` in a pack, in that order, and the place in `names` that each came from."""
+    """Indices of the examples of the items `names` in a pack, in that order, and the index in `names` of each."""
     numbers = {name: number for number, name in enumerate(packed.about["items"])}
     items = torch.tensor([numbers[name] for name in names], dtype=torch.int64)
     first, end = (torch.searchsorted(packed.items, items, right=right) for right in (False, True))
@@ -102,9 +102,9 @@ def load_splits(
         recipe: names the data set and its options.
         path: the folder of the data; a pack of `gl.data.pack`; or None for data that is generated.
         names: the splits, all of the training part, or `test` alone.
-        storage: where examples are kept; None reads all but packs into memory.
-        held_out_list: a file that lists those for validation, instead of the data's own rule.
-        about: of saved weights, as which classes are numbered.
+        storage: storage options; None reads everything but packs into memory.
+        held_out_list: a file that lists the files for validation, instead of the data's own rule.
+        about: metadata of saved weights, such as their class names, which number the classes.
     """
     storage = storage or Storage("memory" if path is None or not (path / INDEX).is_file() else "auto")
     if path is not None and (path / INDEX).is_file():
@@ -146,7 +146,7 @@ def _pack(dataset: Any, path: Path, workers: int, about: dict[str, Any], **setti
 
 
 def _part_of(packed: Pack, split: str, recipe: Recipe, storage: Storage) -> TrainingSet:
-    """A split of a pack that the user made: of each class the last fifth is held out, as nothing tells sessions."""
+    """A split of a user's pack. The last fifth of each class is held out, because a pack does not record sessions."""
     is_test = packed.about.get("split") == "test"
     if (splits.check(split) == "test") != is_test:
         remedy = "Test packs are made with gl.data.pack(..., about={'split': 'test'})."

@@ -1,8 +1,8 @@
 """Tracking: the position of one object after every event, learned from positions that are known at some times.
 
 A network of this task has `camera`, the name of its events, and `answers(geometry)`, the positions (S, 2) in pixels
-after each event; `model(geometry)` is that (B, 2) after the last one. The answer to the last event up to the time of a
-known position is compared with it.
+after each event; `model(geometry)` is the position (B, 2) after the last event. The loss compares each known position
+with the answer to the last event up to its time.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
 from gridless.training.step import Loss
 
-# The row of an event that a known position belongs to: (x, y); NaN for all other events.
+# Name of the rows with the known position (x, y) of an event; NaN for events without one.
 TRUTH = "truth"
-# Options of a recipe: microseconds of a piece that is learned from, and of those before it, which are only seen.
+# Options of a recipe, in microseconds: length of a training piece, and of the events before it without loss.
 PIECES = {"piece": 800_000, "warm_up": 200_000}
-# Pixels of error from which on the loss is linear: positions may be wrong.
+# Errors above this many pixels have a linear loss, because known positions may be wrong.
 BEND = 1.0
 
 
@@ -130,7 +130,7 @@ class Track(Task):
 
     @torch.no_grad()
     def score(self, model: Any, batch: Any) -> Tensor:
-        """(B, 3): the number of known positions, and the sums of squared errors of the answers, and of their mean."""
+        """(B, 3): number of known positions, and sums of squared errors of the answers and of the mean position."""
         events, answers, rows = batch.geometry[model.camera], model.answers(batch.geometry), []
         for i, label in enumerate(batch.labels):
             known = label[label[:, 0].isfinite()]
@@ -141,7 +141,7 @@ class Track(Task):
         return torch.stack(rows).double()
 
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
-        """Root mean square distances in pixels, the mean over recordings: of the answers, and of each one's mean."""
+        """RMS errors in pixels, averaged over recordings: of the answers, and of each recording's mean position."""
         each = (scores[:, 1:] / scores[:, :1].clamp(min=1)).sqrt()
         rms, constant = each.mean(0).tolist()
         return {"rms": rms, "rms_of_the_mean": constant, "recordings": len(each), "by_recording": each[:, 0].tolist()}
@@ -171,9 +171,9 @@ class Track(Task):
 
 
 def training_set(data: Any) -> TrainingSet:
-    """Recordings with `sensor`, `batch()`, `positions` and `listing`, as of `gl.data.Spots`.
+    """The training set of a data set with `sensor`, `batch()`, `positions` and `listing`, such as `gl.data.Spots`.
 
-    Labels (N, P, 3) are the known positions from the first event on, then NaN; events have the rows `truth`.
+    Labels (N, P, 3) are the known positions from the first event on, padded with NaN; events have the rows `truth`.
     """
     events, parts = data.batch(), []
     truth = torch.full((len(events), 2), torch.nan)
@@ -197,7 +197,7 @@ def last_event(time: Tensor, known: Tensor) -> Tensor:
 
 
 def pieces(data: TrainingSet, piece: int, warm_up: int) -> TrainingSet:
-    """Pieces of `piece` microseconds, each with the `warm_up` microseconds before it, where nothing is judged."""
+    """Pieces of `piece` microseconds, each after `warm_up` microseconds of events that have no loss."""
     time, begin, counts, judged = data.events.time.cpu(), [], [], []
     for first, end in zip(data.splits.tolist(), data.splits[1:].tolist(), strict=False):
         own = time[first:end]

@@ -1,8 +1,13 @@
-"""Training. An example meets these rooms in this order:
+"""Training. The modules, in the order in which a run uses them:
 
-recipe (what decides a run), examples (a ragged training set), loader (batches with their geometry, made here or by
-workers), step (forward, loss, backward, optimiser; perhaps captured), setup and loop (a whole run, on Fabric),
-checkpoints, normalisation (statistics for the weights as they are), evaluate.
+- recipe: everything that decides a run.
+- examples: a ragged training set.
+- loader: batches with their geometry, made here or by workers.
+- step: forward, loss, backward, optimiser; eager or captured.
+- setup and loop: a whole run, on Fabric.
+- checkpoints: files from which a run resumes.
+- normalisation: statistics for the current weights.
+- evaluate: accuracy of the result.
 """
 
 from importlib import import_module
@@ -20,7 +25,7 @@ from gridless.training.recipe import Recipe, load_recipe
 from gridless.training.step import Average as Average
 from gridless.training.step import StepCounter, TrainStep
 
-# Names of tasks that are also reached from here: name -> module.
+# Functions of tasks that are also exported here: name -> module.
 _LAZY = {
     "classify": "gridless.tasks.classify",
     "classify_events": "gridless.tasks.recordings",

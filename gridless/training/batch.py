@@ -1,6 +1,6 @@
-"""Batches with their geometry, which is found for several batches at once: their searches then run once.
+"""Batches with their geometry, which the plan computes for several batches at once, with one run of each search.
 
-Examples do not see each other, so that a cut is what the plan would have found for those examples alone.
+Examples are independent, so the geometry cut out for one batch equals the geometry of that batch alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Events, Geometry, Structure, TapEdges
 
-# Rows of every cloud or stream and edges of every neighbourhood, by name; and how many examples, by this one.
+# Name -> rows of a cloud or stream, or edges of a neighbourhood; EXAMPLES -> number of examples.
 Sizes = dict[str, int]
 EXAMPLES = ""
 
 
 class Batch:
-    """One batch of a group: its geometry, labels (B) int64, and `share`, this process's part of the loss (alone: 1)."""
+    """One batch of a group: its geometry, labels (B) int64, and `share`, the loss weight of this process (alone: 1)."""
 
     def __init__(self, group: Group, number: int = 0) -> None:
         self.group, self.number = group, number
@@ -32,7 +32,7 @@ class Batch:
 
     @cached_property
     def geometry(self) -> Geometry:
-        """Cut out of that of the group when it is first asked for."""
+        """The geometry of the batch, cut out of that of the group on first use."""
         return self.group.geometry if len(self.group) == 1 else self.group.cut(self.number)
 
     @property
@@ -52,9 +52,9 @@ class Batch:
 
 
 class Group(Sequence):
-    """Batches whose geometry was found at once: the first examples[0] examples, the next examples[1], and so on.
+    """Batches whose geometry was computed together: the first has examples[0] examples, the next examples[1], ...
 
-    Without `examples` it is one batch.
+    Without `examples` the group is one batch.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Group(Sequence):
 
     @cached_property
     def where(self) -> dict[str, np.ndarray]:
-        """Where each batch begins, in examples, in rows of every cloud or stream and in edges of every neighbourhood.
+        """Name -> offset of each batch in a cloud, stream or neighbourhood (EXAMPLES: in the examples), and the end.
 
-        One read-back for all. The transposed edges of an example are as many, and begin where these do.
+        One read-back gives all offsets. Transposed edges have the same offsets as the edges.
         """
         if len(self) == 1:
             return {EXAMPLES: self.bounds} | {name: np.array([0, len(v)]) for name, v in self.geometry.items()}
@@ -100,13 +100,13 @@ class Group(Sequence):
 
     @cached_property
     def layout(self) -> tuple:
-        """What batches have in common that can be copied over one another: names of rows, types and widths."""
+        """Key of the memory layout: names of rows, types and widths. Batches of one layout can overwrite each other."""
         rows = [(name, *value.rows) for name, value in self.geometry.items() if isinstance(value, Cloud | Events)]
         return *rows, *((field.tensor.dtype, field.tensor.shape[1:]) for field in self.fields)
 
     @cached_property
     def table(self) -> np.ndarray:
-        """(batches, fields, 4) int64: where a batch's rows begin, how many they are, what is taken off, what pads."""
+        """(batches, fields, 4) int64: first row, number of rows, offset subtracted from the values, padding value."""
         begins = {name: at[:-1] for name, at in self.where.items()}
         counts = {name: np.diff(at) for name, at in self.where.items()}
         none = np.zeros(len(self), np.int64)
@@ -120,7 +120,7 @@ class Group(Sequence):
 
     @cached_property
     def addresses(self) -> Tensor:
-        """The table on the device, with an address for the first row and units for rows."""
+        """The table on the device, with first rows as addresses and counts in units (see `unit`)."""
         table, tensors = self.table.copy(order="C"), [field.tensor for field in self.fields]
         widths = np.array([t.element_size() * math.prod(t.shape[1:]) for t in tensors])
         table[..., 0] = table[..., 0] * widths + [t.data_ptr() for t in tensors]
@@ -128,10 +128,10 @@ class Group(Sequence):
         return send(torch.from_numpy(table), self.labels.device)
 
     def parts(self, k: int) -> Iterator[Tensor]:
-        """Of every field the part that belongs to batch k."""
+        """The part of every field that belongs to batch k."""
         for (first, count, shift, _), field in zip(self.table[k].tolist(), self.fields, strict=True):
             rows = field.tensor[first : first + count]
-            # A copy either way, so that it begins at an aligned address: kernels are compiled apart for others.
+            # Both branches copy, which gives an aligned address: an unaligned one would compile another kernel.
             yield rows.clone() if field.into is None else rows - shift
 
     def cut(self, k: int) -> Geometry:
@@ -139,15 +139,15 @@ class Group(Sequence):
         return with_fields(self.plan, self.geometry, self.parts(k), self[k].sizes)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor, those included that were derived from others and are used again by the network."""
+        """All tensors, including cached ones that were derived from others."""
         yield self.labels
         yield from self.geometry.tensors()
 
 
 class Field(NamedTuple):
-    """A tensor of a batch: it has a row for each of `of`; its values, where they count or point, do so in `into`.
+    """A tensor of a batch with one row per row of `of`. Indices and splits refer to rows of `into`.
 
-    `splits` have one entry more, and padding repeats the last one. Padding of `taps` is -1.
+    A field of `splits` has one more entry, and padding repeats the last one. The padding of `taps` is -1.
     """
 
     tensor: Tensor
@@ -158,12 +158,12 @@ class Field(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """As the fields of structures are told apart, see `gridless.structures.base`."""
+        """The kind of the field, as in `gridless.structures.base`."""
         return "splits" if self.splits else "tap index" if self.taps else "index" if self.into else "rows"
 
 
 def _padding(field: Field, count: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """What pads a field in each batch; to an index its place is added."""
+    """The padding value of a field for each batch. For an index, the position of the padding row is added."""
     return count if field.splits else none - 1 if field.taps else none
 
 
@@ -184,7 +184,7 @@ def fields(plan: Plan, geometry: Geometry, labels: Tensor) -> list[Field]:
 def with_fields(
     plan: Plan, geometry: Geometry, tensors: Iterable[Tensor], sizes: Mapping[str, int], padding: Mapping[str, int] = {}
 ) -> Geometry:
-    """The same structures with other tensors, in the order of `fields`, of so many rows and so much padding."""
+    """The same structures with other tensors, in the order of `fields`, with row counts `sizes` and `padding`."""
     left = iter(tensors)
     next(left)
     values: dict[str, Any] = {}
@@ -198,7 +198,7 @@ def with_fields(
 
 
 def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure, str, str | None]]:
-    """(name, structure, what its splits are of, what it points into), the transposed edges after the edges."""
+    """(name, structure, name of what its splits group by, name of what it indexes); transposed edges follow edges."""
     for name, value in geometry.items():
         if isinstance(value, Cloud | Events):
             bare = value._changed(distance=None) if isinstance(value, Cloud) and value.distance is not None else value
@@ -216,7 +216,7 @@ def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure
 
 
 def unit(tensor: Tensor) -> int:
-    """The bytes that are copied at once: numbers of 4 or 8, which may be shifted; of all others single bytes."""
+    """Bytes copied at once: 4 or 8 for numbers of that size, which may be shifted, else single bytes."""
     return tensor.element_size() if tensor.element_size() in (4, 8) else 1
 
 
@@ -230,7 +230,7 @@ def ends_of(plan: Plan, name: str) -> tuple[str, str]:
 
 
 def transposed(geometry: Geometry) -> Geometry:
-    """The same geometry, with the transposes that a backward pass will want beside the edges."""
+    """The same geometry, with the transposed edges that the backward pass needs computed and cached."""
     for value in geometry.values():
         if isinstance(value, Edges) or (isinstance(value, TapEdges) and not value.symmetric):
             value.transpose()
@@ -238,7 +238,7 @@ def transposed(geometry: Geometry) -> Geometry:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it."""
+    """Copy a tensor to the device asynchronously."""
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)

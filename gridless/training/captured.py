@@ -1,6 +1,6 @@
 """A training step as a captured graph: batches of any size are padded to common capacities, at fixed addresses.
 
-Capacities are a little above what was seen; the padding belongs to no example and no edge.
+Capacities are slightly larger than the sizes seen so far. The padding belongs to no example and no edge.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gridless.structures.batch import grown
 from gridless.training.batch import EXAMPLES, Batch, Group, Sizes, with_fields
 from gridless.training.prefetch import ALONE
 
-# Real batches that run before the first capture: they settle autotuning, optimiser state and capacities.
+# Warm-up batches, run eagerly before the first capture: they settle autotuning, optimiser state and capacities.
 WARM_UP = 6
-# Graphs of one step: whole batches, the last one of an epoch, and a few more.
+# Maximum graphs of one step: full batches, the last one of an epoch, and a few more.
 MOST = 8
 
 
@@ -41,17 +41,17 @@ def capture(function: Callable[..., Any], plan: Plan | None = None) -> Captured:
     >>> for clouds, labels in batches:
     ...     loss = step(model.plan(clouds), labels)
 
-    The result is called as the function is: with a `Geometry` of the plan and tensors, or with one `Batch` of a
-    `gl.training.Loader`. The first few calls are plain. From then on geometries are padded to sizes that hold what was
-    seen, tensors are copied to fixed addresses, and one graph is launched, whatever the numbers of points, events and
-    edges; a batch that does not fit is captured anew. On the CPU every call is plain.
+    Call the result like the function: with a `Geometry` of the plan and tensors, or with one `Batch` of a
+    `gl.training.Loader`. The first few calls run eagerly. After that, each call pads the geometry to fixed capacities,
+    copies tensors to fixed addresses and launches one graph, for any numbers of points, events and edges. A batch
+    larger than the capacities causes a new capture. On the CPU every call runs eagerly.
 
-    What the graph holds: everything on the device; dropout draws anew; learning rates follow their schedule. What it
-    does not hold: Python runs only while a graph is captured, so that nothing may be read back from the device
-    (`.item()`, `if loss > 1`), and numbers in the function stay as they were. Optimisers that are stepped inside are
-    made capturable: their learning rates become tensors. Tensors that are returned have no gradients; rows of points
-    among them end with padding, and so a loss over points counts only those that belong to an example
-    (`cloud.example < cloud.num_examples`).
+    - Dropout draws new numbers in each launch, and learning rates follow their schedule.
+    - Python code runs only during capture. It must not read from the device (`.item()`, `if loss > 1`), and Python
+      numbers keep the values they had.
+    - Optimisers stepped inside are made capturable: their learning rates become tensors.
+    - Returned tensors have no gradients. Their rows of points end with padding, so a loss over points must count only
+      points of an example (`cloud.example < cloud.num_examples`).
     """
     return Captured(function, plan)
 
@@ -71,7 +71,7 @@ class Captured:
         for optimiser in self._optimisers.values():
             if optimiser.restored():
                 if torch.cuda.is_available():
-                    # No graph is dropped while it runs.
+                    # A running graph must not be freed.
                     torch.cuda.synchronize(batch.labels.device)
                 self._steps.clear()
         shapes = (len(batch.labels), *((t.shape, t.dtype, t.device) for t in tensors))
@@ -89,7 +89,7 @@ class Captured:
         step = self._steps[key]
         for mine, given in zip(step.tensors, tensors):
             mine.copy_(given, non_blocking=True)
-        # Streams and graphs are those of the current device.
+        # CUDA uses the streams and graphs of the current device.
         with current(batch.labels.device):
             if isinstance(inputs[0], Batch):
                 return step(batch, self._run)
@@ -97,7 +97,7 @@ class Captured:
 
     @property
     def graphs(self) -> int:
-        """How many graphs there are."""
+        """Number of captured graphs."""
         return sum(step.graph is not None for step in self._steps.values())
 
     def _batch(self, first: Any = None, *tensors: Any) -> tuple[Batch, tuple[Tensor, ...]]:
@@ -114,11 +114,11 @@ class Captured:
         whole: Any = next(value for name, value in first.items() if not self.plan.steps[name].inputs)
         if any(getattr(value, "padding", 0) for value in first.values()):
             raise ValueError("gl.capture: batches are padded here: collate them without bucket=")
-        # Where examples end takes the place of labels, which are among the tensors.
+        # The ends of the examples stand in for labels, which are among the tensors.
         return Batch(Group(self.plan, first, whole.splits[1:])), tensors
 
     def _run(self, *inputs: Any) -> Any:
-        """The function, launch by launch; the optimisers that it steps are made to fit a graph."""
+        """Run the function eagerly, and make the optimisers that it steps capturable."""
 
         def prepare(optimiser: torch.optim.Optimizer, *_: Any) -> None:
             if id(optimiser) not in self._optimisers:
@@ -127,23 +127,23 @@ class Captured:
         hook = register_optimizer_step_pre_hook(prepare)
         try:
             with warnings.catch_warnings():
-                # torch warns of steps outside a graph, of which there are a few.
+                # torch warns of capturable steps outside a graph, such as those of the warm-up.
                 warnings.filterwarnings("ignore", message="(?s).*capturable=True")
                 result = self.function(*inputs)
-            # A loss that someone keeps would keep its graph, and with it the stream that gradients are added up on.
+            # Without detach, a loss that the caller keeps would keep the autograd graph and its stream alive.
             return _each(result, Tensor.detach)
         finally:
             hook.remove()
 
 
 class _Optimiser:
-    """An optimiser whose numbers live on the device, where a graph reads them."""
+    """An optimiser whose learning rates and step counts are tensors on the device, where a graph reads them."""
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
         self.optimiser = optimiser
         for group in optimiser.param_groups:
             device = group["params"][0].device
-            # SGD reads a rate that is a tensor back, except where its kernel is one for all parameters.
+            # SGD reads a tensor learning rate back to the CPU, except in its fused kernel.
             if "capturable" in group or isinstance(optimiser, torch.optim.SGD):
                 group |= {"capturable": True} if "capturable" in group else {"fused": True, "foreach": False}
                 group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
@@ -157,7 +157,7 @@ class _Optimiser:
         self.settings = [{k: v for k, v in g.items() if k != "params"} for g in self.optimiser.param_groups]
 
     def restored(self) -> bool:
-        """Whether its state was loaded anew, so that graphs know other tensors; rates are brought to the device."""
+        """True if new state was loaded, which makes graphs stale. Changed learning rates are copied to the device."""
         if self.optimiser.state is not self.state:
             self.__init__(self.optimiser)
             return True
@@ -181,10 +181,10 @@ def _captures(device: torch.device) -> bool:
 
 
 class CapturedStep:
-    """A step, `run`, for batches of one number of examples, as a graph; `tensors` are what it reads beside them.
+    """The graph of a step for batches of `examples` examples; `tensors` are its other inputs.
 
-    A batch that does not fit makes the capacities grow and the graph anew. `others` are the captured steps of other
-    numbers of examples, from whose sizes this one begins.
+    A batch that does not fit increases the capacities and causes a new capture. `others` are the captured steps of
+    other numbers of examples; the first capacities are derived from theirs.
     """
 
     def __init__(self, examples: int, others: Mapping[Any, CapturedStep], tensors: list[Tensor]) -> None:
@@ -204,7 +204,7 @@ class CapturedStep:
             return _each(self.result, Tensor.clone)
         self._learn(needed)
         if self.warm < WARM_UP:
-            # Unpadded, while the sizes of batches are being learned.
+            # Warm-up runs without padding, to learn the sizes of batches.
             self.warm += 1
             return run(batch)
         edges = {name for name, value in batch.group.geometry.items() if isinstance(value, Edges)}
@@ -216,7 +216,7 @@ class CapturedStep:
     def _learn(self, needed: Sizes) -> None:
         known = next((other for other in self.others.values() if other.slot is not None), None)
         if not self.high and known is not None and self.examples < known.examples:
-            # The last batch of an epoch comes once in each: its sizes are spread as those of the others are.
+            # The last batch of an epoch is too rare for a warm-up: its sizes are estimated from those of full batches.
             self.warm, part = WARM_UP, math.sqrt(self.examples / known.examples)
             self.low = {name: size - int(part * (known.high[name] - known.low[name])) for name, size in needed.items()}
         self.low = {name: min(size, self.low.get(name, size)) for name, size in needed.items()}
@@ -224,10 +224,12 @@ class CapturedStep:
 
 
 def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
-    """One padded step outside the graph (it counts), then the capture (which runs nothing): what the step returned, the
-    graph, and the tensors that it will return from now on."""
+    """Run one padded step eagerly (it counts), then capture it (which runs nothing).
+
+    Returns the result of the step, the graph, and the tensors that hold the result of each launch.
+    """
     with ALONE:
-        # Of the kernels that wait, those of the step go first, and then what is made ahead.
+        # High priority: kernels of the step run before kernels that prepare later batches.
         side = torch.cuda.Stream(priority=-1)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -235,12 +237,12 @@ def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # What nobody has any more is freed now: to free another graph within the capture can end it.
+        # Collect garbage now: freeing another graph during the capture can invalidate it.
         gc.collect()
         collects = gc.isenabled()
         gc.disable()
         try:
-            # torch's own stream for this is on the device of the first graph of the process.
+            # Pass a stream: torch's default capture stream is on the device of the first graph of the process.
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 result = run()
         except RuntimeError as error:
@@ -255,7 +257,7 @@ def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
 
 
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The tensors of what a step returned, each through a function."""
+    """Apply a function to every tensor in the result of a step."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple | list):
@@ -265,11 +267,11 @@ def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None, edges: Set[str] = frozenset()) -> Sizes:
-    """Sizes that hold the largest seen and more: twice as far again as they were spread, and a little.
+    """Capacities: the largest sizes seen, plus 2 % and 64, plus twice the difference to the smallest sizes seen.
 
-    At most an eighth more, because padding takes time at every step, and a larger batch only once; of edges, which no
-    row walks and whose numbers differ most, half as many. Multiples of 64, so that rows stay aligned. The number of
-    examples stays as it is.
+    Twice the difference is limited to an eighth of the size, because padding costs time at every step. For `edges` the
+    limit is half: no row walks their padding, and their number varies most. Capacities are multiples of 64, which keeps
+    rows aligned. The number of examples stays.
     """
     low = high if low is None else low
     more = {n: 0.02 * size + min(2 * (size - low[n]), size // (2 if n in edges else 8)) for n, size in high.items()}
@@ -278,7 +280,7 @@ def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None, edge
 
 
 class Slot:
-    """One padded batch, of the sizes `room`, at fixed addresses: `load` overwrites it, and a step is given `batch`."""
+    """A padded batch of the sizes `room` at fixed addresses. `load` overwrites it; the step reads `batch`."""
 
     def __init__(self, batch: Batch, room: Sizes) -> None:
         group = batch.group
@@ -286,7 +288,7 @@ class Slot:
         self._padding = {name: room[name] - size for name, size in batch.sizes.items()}
         self._tensors = [f.tensor.new_zeros(room[f.of] + f.splits, *f.tensor.shape[1:]) for f in group.fields]
         self._geometry = with_fields(self._plan, group.geometry, self._tensors, room, self._padding)
-        # How many rows each of them points into, if it is an index.
+        # Number of rows that an index field refers to; None for other fields.
         self._into = [None if f.splits or f.taps or f.into is None else room[f.into] for f in group.fields]
         self._fill = None
         if backend_for(batch.labels.device) == "gpu":
@@ -296,11 +298,11 @@ class Slot:
         self.load(batch)
 
     def holds(self, needed: Sizes) -> bool:
-        # One row of padding at least, so that every layer knows it must look at the splits.
+        # At least one row of padding, which tells every layer to use the splits.
         return all(needed[name] < room for name, room in self.room.items() if name != EXAMPLES)
 
     def load(self, batch: Batch) -> None:
-        """Copy another batch, which fits, over this one, and the padding after it."""
+        """Overwrite this batch with another one that fits, and pad it."""
         group, k = batch.group, batch.number
         if group.layout != self._layout:
             raise ValueError("a batch of other rows or types than the first does not fill its slot")
@@ -311,6 +313,6 @@ class Slot:
 
     @property
     def batch(self) -> Batch:
-        """The same tensors in fresh structures, so that nothing derived from an earlier batch is found beside them."""
+        """The same tensors in new structures, without cached values derived from an earlier batch."""
         geometry = with_fields(self._plan, self._geometry, self._tensors, self.room, self._padding)
         return Batch(Group(self._plan, geometry, self._tensors[0], [self._share]))

@@ -1,4 +1,4 @@
-"""Checkpoints and the folder of a run: what is saved, what is refused, and how a run goes on."""
+"""Checkpoints and the folder of a run: saving, checks, and resuming."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gridless.data.files import check_writable, write_whole
 from gridless.training.recipe import Recipe
 from gridless.training.step import Average
 
-# Of the checkpoint's layout: one of another number is refused.
+# Version of the checkpoint's layout; other versions are rejected.
 FORMAT = 2
 
 
 @dataclass
 class State:
-    """Everything that a step changes. `step`, how many were made, decides epoch, place in it, rate and checkpoints."""
+    """Everything that a step changes. `step`, the number of steps made, decides epoch, rate and checkpoints."""
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
@@ -62,14 +62,14 @@ def last_checkpoint(out: Path) -> Path:
 
 
 def write_checkpoint(path: Path, saved: dict[str, Any]) -> None:
-    """A checkpoint that is whole or not there. It is made in memory: torch does not report a full disk."""
+    """Write a checkpoint atomically. It is serialised in memory, because torch does not report a full disk."""
     content = io.BytesIO()
     torch.save(saved, content)
     write_whole(path, content.getbuffer())
 
 
 def read_checkpoint(path: Path, recipe: Recipe, examples: str) -> dict[str, Any]:
-    """A checkpoint on the CPU; refused are damaged ones, and those of another recipe or of other examples."""
+    """Read a checkpoint to the CPU. Damaged ones, and those of another recipe or other examples, are rejected."""
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if not _is_foreign(saved):
@@ -91,7 +91,7 @@ def read_checkpoint(path: Path, recipe: Recipe, examples: str) -> dict[str, Any]
 
 
 def _is_foreign(saved: dict[str, Any]) -> bool:
-    """Whether a checkpoint has another layout: another number, or that of Lightning's Trainer."""
+    """True if a checkpoint has another layout: another version, or that of Lightning's Trainer."""
     return "pytorch-lightning_version" in saved or saved.get("format", FORMAT) != FORMAT
 
 
@@ -104,7 +104,7 @@ def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, A
 
 
 def digest_of(data: Any) -> str:
-    """How many training examples there are, and a digest of everything that is learned from."""
+    """The number of training examples, and a digest of their content."""
     names = [list(getattr(data, name, ())) for name in ("class_names", "rows", "features", "parts", "values")]
     digest = hashlib.blake2b(repr(names).encode(), digest_size=16)
     for tensor in data.tensors():
@@ -115,8 +115,7 @@ def digest_of(data: Any) -> str:
 
 
 def share(totals: Tensor, world: int) -> Tensor:
-    """Totals of every process (before, 4) as those of `world` others: where there were more or fewer, the first takes
-    all."""
+    """The totals (processes, 4) of a checkpoint for `world` processes; if the number differs, the first gets all."""
     if len(totals) == world:
         return totals
     shares = totals.new_zeros(world, totals.shape[1])
@@ -125,8 +124,10 @@ def share(totals: Tensor, world: int) -> Tensor:
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Refuse to write over a file or another run, where nothing can be written, and to go on where a run has ended or
-    has no checkpoint."""
+    """Reject a folder that is a file, that cannot be written, or that holds another run.
+
+    With `resume`, reject a run that has ended or has no checkpoint.
+    """
     last = last_checkpoint(out)
     check_writable(out, "--out")
     # The results are written last.

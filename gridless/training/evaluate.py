@@ -27,11 +27,11 @@ def probabilities(
     """Class probabilities (N, classes) of clouds or recordings, on their device, the mean over views of each.
 
     Args:
-        model: the network; it is left in the mode it was in.
+        model: the network; its training or evaluation mode stays.
         data: clouds or recordings.
-        views: what is done to an example for each view; None leaves it as it is.
-        batch_size: examples at a time.
-        seed: of the views.
+        views: the transform of each view; None leaves examples as they are.
+        batch_size: examples per batch.
+        seed: seed of the views.
         precision: `32`, or on a GPU `bf16`.
         progress: show a bar.
     """
@@ -53,13 +53,12 @@ def probabilities(
 
 
 def accuracy(model: nn.Module, data: TrainingSet, views: Sequence[Any] = (None,), precision: str = "32") -> float:
-    """The part of the examples of `data` whose most probable class is their label; `model`, `views` and `precision` are
-    those of `probabilities`."""
+    """The accuracy on `data`, from 0 to 1; `model`, `views` and `precision` are those of `probabilities`."""
     return (probabilities(model, data, views, precision=precision).argmax(1) == data.labels).double().mean().item()
 
 
 def seen(about: dict[str, Any], split: str) -> str:
-    """How many examples of a split the weights were trained on: `all`, `some`, `none` or `unknown`."""
+    """The examples of a split that the weights were trained on: `all`, `some`, `none` or `unknown`."""
     trained = about.get("split")
     if trained is None:
         return "unknown"

@@ -19,8 +19,8 @@ from gridless.data.prepare import joined
 from gridless.structures import Cloud, Events, Rows
 from gridless.training.batch import send
 
-# Points whose geometry is made at once where 128 GiB of a GPU are free, and in proportion where there is less: 4,096
-# clouds of 1,024. With 20 neighbours a point they take 30 GiB, as one group is used while the next is made.
+# Points per group of batches if 128 GiB of GPU memory are free, in proportion if less: 4,096 clouds of 1,024. With 20
+# neighbours per point two groups, one in use and one in preparation, take 30 GiB.
 GROUP = 1 << 22
 
 
@@ -28,36 +28,38 @@ GROUP = 1 << 22
 class TrainingSet:
     """Examples with labels, from which a loader draws batches. `TrainingSet.of` makes one.
 
-    `cut` alone reads `examples`: a set whose examples are elsewhere, such as on disk, has another one.
+    Only `cut` reads `examples`: a set whose examples are elsewhere, such as on disk, overrides it.
     """
 
     examples: Cloud | Events
-    """All examples, one after the other; whatever belongs to a point or an event is in its rows."""
+    """All examples as one ragged batch; data of a point or an event is in the rows."""
     labels: Tensor
-    """(N, ...): of classes int64. Where points have the rows `part`, that is learned, and the label is the category."""
+    """(N, ...): int64 for classes. If points have the rows `part`, these are learned, and the label is the category."""
     splits: Tensor
-    """(N + 1), on the CPU, so that cutting never waits for a device: where each example begins, and the end."""
+    """(N + 1): the offset of each example, and the end. On the CPU, so that cutting never waits for a device."""
     class_names: Sequence[str] = ()
     """Names of the classes, in the order of their numbers."""
     features: Sequence[str] = ()
-    """Rows that the network sees, side by side, as its rows `features`."""
+    """Names of the rows that are concatenated to the input rows `features` of the network."""
     parts: Sequence[str] = ()
     """Names of the parts of points."""
     values: Sequence[int] = ()
-    """What the parts are called in the files."""
+    """Values of the parts in the files."""
     files: Tensor | None = None
-    """(N), on the CPU: the number of each example's file in `listing`, as several may be of one file."""
+    """(N), on the CPU: the number of each example's file in `listing`. A file may have several examples."""
     scales: Mapping[str, int] = field(default_factory=dict)
-    """What features were divided by, as in `Preparation`."""
+    """Divisors of the features, those of `Preparation`."""
     listing: Any = None
     """The `Listing` of a folder of the user's files."""
     on_disk: ClassVar[bool] = False
-    """Whether every batch is read from files, and `expect` is of use."""
+    """True if every batch is read from files; `expect` then prefetches."""
 
     @classmethod
     def of(cls, examples: Cloud | Events, labels: Tensor, class_names: Sequence[str] = (), **more: Any) -> TrainingSet:
-        """From a ragged batch of `examples`, which is checked here, once, their `labels`, and `class_names`; `more` are
-        further fields."""
+        """A training set from a ragged batch of `examples`, `labels` and `class_names`; `more` are further fields.
+
+        Recordings are checked here, once.
+        """
         if examples.num_examples != len(labels):
             what = "recordings" if isinstance(examples, Events) else "clouds"
             raise ValueError(f"there are {examples.num_examples} {what} but {len(labels)} labels")
@@ -104,7 +106,7 @@ class TrainingSet:
 
     @property
     def is_labelled(self) -> bool:
-        """Whether there is something to learn or to judge: if points have parts, one that is not negative."""
+        """True if there are labels; for the rows `part`, if at least one is not negative."""
         return "part" not in self.rows or bool((self.rows["part"] >= 0).any())
 
     def take(self, index: Tensor) -> TrainingSet:
@@ -128,12 +130,12 @@ class TrainingSet:
         return replace(self, examples=self.examples.to(device), labels=self.labels.to(device))
 
     def tensors(self) -> list[Tensor]:
-        """Everything that is learned from."""
+        """All tensors that training depends on."""
         parts = [tensor for kind, tensor in self.examples.parts() if kind != "splits" or self.even is None]
         return [self.labels, *parts]
 
     def expect(self, index: Sequence[Tensor]) -> None:
-        """Begin to read the examples `index`, which `cut` will be asked for next. Those in memory need not be read."""
+        """Begin to read the examples `index`, the next ones for `cut`. A no-op for examples in memory."""
 
     def cut(self, index: Tensor) -> Any:
         """The examples `index` (B, on the CPU), in that order, as one ragged batch on the device."""
@@ -144,7 +146,7 @@ class TrainingSet:
         return self.examples._part(*ragged(begin, self.splits[index + 1] - begin, self.device))
 
     def _whole(self, at: Tensor, splits: Tensor) -> Cloud:
-        """Whole clouds of one size: a row of the gather is a cloud, not a point."""
+        """Clouds of one size: the gather copies whole clouds instead of points."""
 
         def taken(values: Tensor) -> Tensor:
             return values.view(len(self), self.even, *values.shape[1:])[at].flatten(0, 1)  # type: ignore[arg-type]
@@ -154,7 +156,7 @@ class TrainingSet:
         return Cloud.made(coords=taken(cloud.coords), splits=splits, rows=rows, directions=cloud.directions)
 
     def draw(self, augment: Any, seed: int, epoch: int, index: Tensor) -> Any:
-        """The examples `index` (B, on the CPU) as they are in an epoch, as one ragged batch on the device.
+        """The examples `index` (B, on the CPU), augmented for an epoch, as one ragged batch on the device.
 
         Every random choice of `augment` is a function of the seed, the epoch and the example.
         """
@@ -167,14 +169,14 @@ class TrainingSet:
 
     @property
     def ahead(self) -> int:
-        """Groups of batches that are prepared ahead on a GPU."""
+        """Number of groups of batches prepared ahead on a GPU."""
         return 2 if isinstance(self.examples, Events) else 1
 
     def at_once(self, batch_size: int) -> int:
-        """Batches whose geometry is made at once."""
+        """Number of batches whose geometry is computed together."""
         if self.device.type != "cuda" or isinstance(self.examples, Events) or not len(self):
             return 1
-        # Small batches would each wait for the launches of their searches.
+        # Grouping saves launches: the searches of a small batch take less time than their launches.
         free, _ = torch.cuda.mem_get_info(self.device)
         points = min(GROUP, GROUP * free // (1 << 37))
         return max(1, points // max(int(self.sizes.max()) * batch_size, 1))
@@ -192,7 +194,7 @@ def ragged(begin: Tensor, counts: Tensor, device: torch.device) -> tuple[Tensor,
 
 
 def block(points: Tensor, sizes: Tensor | None = None, rows: Mapping[str, Tensor] | None = None, **more: Any) -> Cloud:
-    """Clouds (N, P, D) with rows (N, P, ...) as one ragged `Cloud`; the first sizes[i] points of each count."""
+    """Clouds (N, P, D) with rows (N, P, ...) as one ragged `Cloud` of the first sizes[i] points of each."""
     splits = torch.arange(len(points) + 1, device=points.device) * points.shape[1]
     keep: Any = slice(None)
     if sizes is not None:
@@ -217,8 +219,8 @@ def Clouds(
         points: (N, P, D) coordinates.
         labels: (N) class numbers.
         class_names: the names of the classes.
-        sizes: (N) if given, only the first sizes[i] points of each cloud count.
-        rows: (N, P, ...) by name, what belongs to each point.
+        sizes: (N) if given, only the first sizes[i] points of each cloud are used.
+        rows: name -> (N, P, ...) data of each point.
         features: the rows that the network sees.
         more: further fields of `TrainingSet`.
     """

@@ -19,7 +19,7 @@ BLOCK = 2048
 
 
 class Fill:
-    """Where the fields of a batch go: tensors, on one device, as in `Group.fields`; indices point into `rows`."""
+    """Copies a batch into the tensors `into`, one per field of `Group.fields`; index field i refers to rows[i] rows."""
 
     def __init__(self, into: Sequence[Tensor], rows: Sequence[int | None]) -> None:
         device = into[0].device
@@ -39,6 +39,7 @@ class Fill:
 
 @triton.jit(do_not_specialize=["offset"])
 def _fill(parts, whole, blocks, offset, BLOCK: tl.constexpr):
+    """Each program writes one block of one tensor: rows of the batch, shifted, then padding."""
     tensor = tl.load(blocks + 2 * tl.program_id(0))
     at = tl.load(blocks + 2 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)
     part = parts + (offset + tensor) * 4
@@ -48,9 +49,9 @@ def _fill(parts, whole, blocks, offset, BLOCK: tl.constexpr):
     whole += 4 * tensor
     size = tl.load(whole + 1)
     unit = tl.load(whole + 2)
-    # To padding of an index its place is added, as `grown` does; to all other 0, the remainder by 1.
+    # The position of a padding row is added to an index, as in `grown`. Other fields add 0, the remainder by 1.
     fill += at.to(tl.int32) % tl.load(whole + 3).to(tl.int32)
-    # Floating point is copied as it is, with a shift of 0.
+    # Floating-point values have a shift of 0 and are copied as integers of their size.
     if unit == 8:
         wide = tl.load(part).to(tl.pointer_type(tl.int64)) + at
         wide_into = tl.load(whole).to(tl.pointer_type(tl.int64)) + at

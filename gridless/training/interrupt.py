@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run after the step at hand, with a checkpoint."""
+"""Ctrl-C ends a run after the current step, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 
 class _Stop(BaseException):
-    """Leaves the loop."""
+    """Exception that leaves the training loop."""
 
 
 class Interrupt:
-    """Inside `with Interrupt(...) as interrupt:` a first Ctrl-C sets `asked`, a second one ends the run at once.
+    """Handler of Ctrl-C: the first sets `asked`, the second ends the run at once.
 
-    Either becomes a KeyboardInterrupt that says whether there is a checkpoint at `last`. Unless `stepping`, a first
-    Ctrl-C ends the run at once, too: before the first step, and with several processes, which would not all stop at the
-    same step.
+    Use it as `with Interrupt(...) as interrupt:`. It raises a KeyboardInterrupt that says whether the checkpoint `last`
+    exists. Unless `stepping` is set, the first Ctrl-C ends the run at once, too: before the first
+    step, and with several processes, which would stop at different steps.
     """
 
     def __init__(self, last: Path) -> None:
@@ -42,7 +42,7 @@ class Interrupt:
         raise _Stop
 
     def _pressed(self, number: int, frame: Any) -> None:
-        # Processes that make geometry inherit this, and a terminal interrupts them too: they end with this one.
+        # Worker processes inherit this handler and receive Ctrl-C from the terminal, too; they end with their parent.
         if os.getpid() != self._process:
             return
         if self.asked or not self.stepping:

@@ -1,7 +1,7 @@
-"""Batches of a training set that lives where the training runs: drawn, augmented and given their geometry there.
+"""Batches of a training set on the training device: drawn and augmented there, with their geometry.
 
-ModelNet40's 9,843 clouds of 1,024 points are 121 MB; on a GPU nothing but indices crosses the bus, and a second stream
-prepares the next batches while the network works on this one.
+ModelNet40's 9,843 clouds of 1,024 points are 121 MB. On a GPU only indices cross the bus, and a second stream prepares
+the next batches while the network works on the current one.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from gridless.training.batch import Batch, Group, send, transposed
 from gridless.training.examples import TrainingSet
 from gridless.training.prefetch import Prefetch
 
-# The examples of a batch (on the CPU) and its share.
+# Indices of the examples of a batch (on the CPU), and its share.
 Job = tuple[Tensor, float]
 
 
 class Loader:
     """Examples, all on one device, as an iterable of `Batch`es.
 
-    `epoch` and `start` say what the next iteration yields, so that a run can begin again anywhere.
+    `epoch` and `start` are the position of the next iteration, so a run can resume at any batch.
 
     Args:
         data: the examples.
-        plan: the network's; it is run on every batch.
-        batch_size: examples of a batch, over all processes.
-        augment: what is done to the examples; None leaves them as they are.
-        seed: of order and augmentation.
+        plan: the network's plan; it is run on every batch.
+        batch_size: examples per batch, over all processes.
+        augment: the transform of the examples; None leaves them as they are.
+        seed: seed of order and augmentation.
         shuffle: take the examples in another order in every epoch.
-        rank: which process this is; each batch is divided among them.
-        world: how many processes there are.
-        prefetch: groups that are prepared ahead on a GPU; None: as the data says.
-        epochs: up to this epoch the first group of the next one is prepared while one ends.
+        rank: number of this process; each batch is divided among all processes.
+        world: number of processes.
+        prefetch: groups of batches prepared ahead on a GPU; None: `data.ahead`.
+        epochs: number of epochs of the run. At the end of each but the last, the next one is already being prepared.
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class Loader:
             raise ValueError(f"a batch of {batch_size} cannot be divided among {world} processes")
         self.data, self.plan, self.batch_size, self.augment, self.seed = data, plan, batch_size, augment, seed
         self.shuffle, self.rank, self.world, self.epochs = shuffle, rank, world, epochs
-        # Batches whose geometry is made at once.
+        # Number of batches whose geometry is computed together.
         self.group = data.at_once(batch_size)
         self.prefetch = data.ahead if prefetch is None else prefetch
         self.epoch = self.start = 0
-        # What is being prepared for an epoch that has not begun.
+        # The next epoch and the thread that already prepares it.
         self._next: tuple[int, Prefetch] | None = None
         self._order: tuple[int, Tensor] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads stay in their process.
+        # Threads cannot be pickled.
         return self.__dict__ | {"_next": None}
 
     def __len__(self) -> int:
         return -(-len(self.data.labels) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of `epoch` from `start` on; then the epoch after it is next."""
+        """Yield the batches of `epoch` from `start` on, then move to the next epoch."""
         epoch, start = self.epoch, self.start
         for step, batch in enumerate(self._made(epoch, start), start):
             self.epoch, self.start = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
@@ -89,12 +89,12 @@ class Loader:
             yield from self._ahead(epoch, firsts)
 
     def first(self, epoch: int, count: int) -> Iterator[Batch]:
-        """The first `count` batches of an epoch, beside what is being prepared: the next iteration is as it was."""
+        """The first `count` batches of an epoch. The next iteration and its prefetch are unaffected."""
         for first in range(0, count, self.group):
             yield from self.prepare(epoch, self.jobs(epoch, first, min(first + self.group, count)))
 
     def _ahead(self, epoch: int, firsts: range) -> Iterator[Batch]:
-        """The batches of an epoch, made by a thread, which then goes on with those of the next."""
+        """The batches of an epoch, prepared by a thread that then continues with the next epoch."""
         known, self._next = self._next, None
         if known is not None and (known[0] != epoch or firsts.start):
             known[1].close()
@@ -118,7 +118,7 @@ class Loader:
                 running.close()
 
     def _group(self, epoch: int, first: int) -> Group:
-        """The batches from `first` on that are prepared at once, while those behind them are read."""
+        """The group of batches from `first` on. For data on disk, begins to read the group after it."""
         if self.data.on_disk:
             if first + self.group < len(self):
                 following = self.jobs(epoch, first + self.group, first + 2 * self.group)
@@ -128,17 +128,17 @@ class Loader:
         return self.prepare(epoch, self.jobs(epoch, first, first + self.group))
 
     def prepare(self, epoch: int, jobs: list[Job]) -> Group:
-        """Batches of an epoch, with what a backward pass will want of them."""
+        """A group of batches of an epoch, with the transposed edges that the backward pass needs."""
         index = torch.cat([index for index, _ in jobs])
         geometry = transposed(self.plan(self.data.draw(self.augment, self.seed, epoch, index)))
         labels = self.data.labels[send(index, self.data.labels.device)]
         group = Group(self.plan, geometry, labels, [share for _, share in jobs], [len(index) for index, _ in jobs])
-        # Here, where nobody waits for what is read back.
+        # Read the offsets back here, in the prefetch thread, where the training loop does not wait for them.
         _ = group.where
         return group
 
     def state_dict(self) -> dict[str, int]:
-        """Where the next iteration begins."""
+        """The position where the next iteration begins."""
         return {"epoch": self.epoch, "start": self.start}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""What a run says of its epochs: metrics.csv, TensorBoard, and a line of progress."""
+"""Logs of the epochs of a run: metrics.csv, TensorBoard, and a line of progress."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from gridless.kernels.progress import is_terminal, line
 
-# Seconds between lines where stderr is not a terminal.
+# Seconds between printed lines if stderr is not a terminal.
 EVERY = 5.0
 
 _SHOWN = (("train_loss", 3, "loss"), ("train_accuracy", 3, "train"), ("valid_accuracy", 4, "valid"))
 
 
 class Log:
-    """OUT/logs/metrics.csv, one row for each epoch, and the same for TensorBoard, where it is installed.
+    """Writes one row per epoch to OUT/logs/metrics.csv and, if it is installed, to TensorBoard.
 
-    `done` are the steps that were made before the run was resumed: what was logged after them is dropped.
+    `done` is the number of steps before the run was resumed: TensorBoard entries of later steps are dropped.
     """
 
     def __init__(self, out: Path, done: int = 0) -> None:
@@ -35,9 +35,9 @@ class Log:
             print(message, file=sys.stderr)
 
     def epoch(self, history: list[dict[str, float]], step: int) -> None:
-        """Log the last epoch, which ended with `step` steps made."""
+        """Log the last epoch of `history`, which ended after `step` steps."""
         names = list(dict.fromkeys(name for entry in history for name in entry))
-        # Anew each time: columns may have come, and a resumed run may have left rows of later epochs.
+        # Rewrite the file: there may be new columns, and an interrupted run may have left rows of later epochs.
         with self.file.open("w", newline="", encoding="utf-8") as file:
             rows = csv.DictWriter(file, names)
             rows.writeheader()
@@ -54,9 +54,9 @@ class Log:
 
 
 class EpochBar:
-    """One line: epochs done, time left, and the last epoch's loss, accuracies and examples per second.
+    """Progress line: epochs done, time left, and the last epoch's loss, accuracies and examples per second.
 
-    It never makes the device wait. Where stderr is not a terminal, a line is printed every few seconds instead.
+    It never waits for the device. If stderr is not a terminal, it prints a line every few seconds instead.
     """
 
     def __init__(self, epochs: int, done: float = 0.0) -> None:
@@ -68,7 +68,7 @@ class EpochBar:
             self.task = self.bar.add_task("epoch", total=epochs, completed=done, words="")
 
     def step(self, examples: int, done: float) -> None:
-        """So many examples were seen; `done` are the epochs until now, a fraction included."""
+        """Add `examples` that were seen; `done` is the position in epochs, with its fraction."""
         self.seen += examples
         now = time.perf_counter()
         if self.bar is not None and now - self.drawn > 0.25:
@@ -76,7 +76,7 @@ class EpochBar:
             self.bar.update(self.task, completed=round(done, 2))
 
     def epoch(self, entry: dict[str, float]) -> None:
-        """An epoch ended with these figures."""
+        """Show the figures `entry` of an epoch that ended."""
         now, done = time.perf_counter(), int(entry["epoch"])
         words = [f"{entry[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in entry]
         words.append(f"{self.seen / (now - self.since):,.0f} examples/s")

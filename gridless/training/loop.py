@@ -1,6 +1,6 @@
-"""The training loop: set up, then for each epoch and each batch make a step, validate, save.
+"""The training loop: set up, make a step for each batch of each epoch, validate, save.
 
-One number, `state.step`, the steps made, decides epoch, place in the epoch, learning rate and checkpoints.
+The number of steps made, `state.step`, alone decides epoch, position in the epoch, learning rate and checkpoints.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from gridless.training.step import autocast, begin_step
 from gridless.training.words import gap
 from gridless.weights import save
 
-# Examples that the statistics of normalisations are estimated from, unless an epoch has fewer.
+# Examples from which the statistics of normalisations are estimated, or all of an epoch if it has fewer.
 ESTIMATED = 4096
-# Epochs between checkpoints, unless steps are given.
+# Default number of epochs between checkpoints.
 CHECKPOINT_EPOCHS = 10
 
 
@@ -56,20 +56,20 @@ def train(
 ) -> dict[str, Any] | None:
     """Train by a recipe, write `out`/weights.* and `out`/results.json, and return the results.
 
-    Ctrl-C ends the run after the step at hand, with a checkpoint from which `resume` goes on, by a KeyboardInterrupt.
+    Ctrl-C ends the run after the current step: it writes a checkpoint for `resume`, and raises KeyboardInterrupt.
 
     Args:
         recipe: everything that decides the weights.
-        task: says what the loss of a batch is, how answers are scored, and what scores amount to.
+        task: defines the loss of a batch, the scores of answers, and the figures of scores.
         data: the training examples, on the CPU.
-        valid: held-out examples that are evaluated as training goes on, or None.
-        out: the folder of logs, checkpoints, weights and results; one that holds a run is refused.
+        valid: held-out examples that are evaluated during training, or None.
+        out: the folder of logs, checkpoints, weights and results; an error if it holds a run already.
         options: device, processes, checkpoints, progress.
-        model: the network of the recipe, if it is made already.
+        model: the network of the recipe, if it is already built.
 
     Returns:
-        The figures of the weights that were written; `history` has those of each epoch: train_loss, train_accuracy,
-        learning_rate, and what was validated. None in processes but the first.
+        The figures of the written weights; `history` has those of each epoch: train_loss, train_accuracy,
+        learning_rate, and the figures of validation. None in all processes but the first.
     """
     options = options or Options()
     device, alone = existing(options.device), options.devices * options.nodes == 1
@@ -81,7 +81,7 @@ def train(
     for part in (data, *([] if valid is None else [valid])):
         task.check_data(model, part)
     out.mkdir(parents=True, exist_ok=True)
-    # Of several processes, which share a folder, none holds it.
+    # Several processes share the folder, so none of them locks it.
     with locked(out / ".lock", out) if alone else nullcontext(), Interrupt(last) as interrupt, tf32(device):
         check_folder(out, options.resume)
         if options.held_out:
@@ -94,13 +94,13 @@ def train(
                 run.state.restore(saved)
                 run.step.totals.copy_(share(saved["totals"], fabric.world_size)[fabric.global_rank])
             _fit(run, out, about, interrupt)
-            # In every process: normalisations take the statistics of all.
+            # Every process must take part: normalisations use the statistics of all of them.
             _refresh(run)
             return _finish(run, out, time.perf_counter() - began) if fabric.is_global_zero else None
 
 
 def _fit(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> None:
-    """Make the steps that are left."""
+    """Make the remaining steps."""
     state, fabric, steps, epochs = run.state, run.fabric, run.steps, run.recipe.epochs
     log = Log(out, state.step) if fabric.is_global_zero else None
     bar = None
@@ -123,7 +123,7 @@ def _fit(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> No
                 fabric.call("on_step_end", state, batch)
                 if bar is not None:
                     bar.step(len(batch.labels) * fabric.world_size, state.step / steps)
-                # After the last step of an epoch comes its validation, and then the checkpoint.
+                # At the end of an epoch the checkpoint follows the validation, below.
                 if state.step % steps:
                     _keep(run, out, about, interrupt)
             _end_epoch(run, epoch)
@@ -140,7 +140,7 @@ def _fit(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> No
 
 
 def _end_epoch(run: Run, epoch: int) -> None:
-    """Write down what an epoch came to, and validate where that is due; after the last epoch it always is."""
+    """Record the figures of an epoch, and validate if it is due; it always is after the last epoch."""
     state, recipe, totals = run.state, run.recipe, run.totals
     _check_finite(run, totals)
     run.step.totals.zero_()
@@ -149,7 +149,7 @@ def _end_epoch(run: Run, epoch: int) -> None:
     if counted:
         entry["train_accuracy"] = right / counted
     entry["learning_rate"] = float(state.optimiser.param_groups[0]["lr"])
-    # Where nothing is right or wrong, the negative loss is what should rise.
+    # Without an accuracy, the schedule watches the negative loss.
     state.schedule.epoch_ended(entry.get("train_accuracy", -entry["train_loss"]))
     if run.valid is not None and ((epoch + 1) % recipe.validate_every == 0 or epoch + 1 == recipe.epochs):
         run.fabric.call("on_validation_start", state)
@@ -161,14 +161,14 @@ def _end_epoch(run: Run, epoch: int) -> None:
 
 
 def _refresh(run: Run) -> None:
-    """Bring the network that is judged to the weights of now, with statistics from batches of this epoch.
+    """Copy the current weights to the evaluated network, and estimate its statistics from batches of this epoch.
 
-    The network in training stays as it is, so that it does not matter when one is validated.
+    The network in training is unchanged, so the times of validation do not affect training.
     """
     state, recipe = run.state, run.recipe
     if run.judged_at == state.step:
         return
-    # Whole batches: the last one of an epoch may have a single example.
+    # Use full batches only: the last one of an epoch may have a single example.
     count = min(max(1, run.examples // recipe.batch_size), -(-ESTIMATED // recipe.batch_size))
 
     def forward(model: Any, batch: Any) -> None:
@@ -181,7 +181,7 @@ def _refresh(run: Run) -> None:
 
 
 def _keep(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> None:
-    """Write a checkpoint where one is due, and where Ctrl-C was pressed, which ends the run."""
+    """Write a checkpoint if it is due or Ctrl-C was pressed; Ctrl-C then ends the run."""
     state, every = run.state, run.options.checkpoint_steps or CHECKPOINT_EPOCHS * run.steps
     if state.step % every == 0 or interrupt.asked:
         totals = run.totals
@@ -193,7 +193,7 @@ def _keep(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> N
 
 
 def _check_finite(run: Run, totals: Tensor) -> None:
-    """Refuse to go on, and to write over a checkpoint, where the loss or weights are no numbers."""
+    """Raise an error if the loss or a weight is not finite, before a checkpoint is overwritten."""
     state, rate = run.state, run.recipe.learning_rate
     finite = [tensor.isfinite().all() for tensor in (totals, *state.model.state_dict().values())]
     if not bool(torch.stack(finite).all()):
@@ -202,7 +202,7 @@ def _check_finite(run: Run, totals: Tensor) -> None:
 
 
 def _finish(run: Run, out: Path, seconds: float) -> dict[str, Any]:
-    """Write the weights and the results; say what a large gap between accuracies may mean."""
+    """Write the weights and the results; explain a large gap between accuracies."""
     state, recipe, valid = run.state, run.recipe, run.valid
     results: dict[str, Any] = {name: value for name, value in state.history[-1].items() if name != "epoch"}
     results |= {"epochs": recipe.epochs, "examples": run.examples, "seconds": seconds}
@@ -224,7 +224,7 @@ def _finish(run: Run, out: Path, seconds: float) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """With None in place of numbers that JSON does not have."""
+    """Replace numbers that JSON does not have (NaN, infinity) by None."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):

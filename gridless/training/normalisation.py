@@ -1,4 +1,4 @@
-"""Statistics of normalisations, estimated anew from training batches for the weights as they are now."""
+"""Statistics of normalisations, re-estimated from training batches for the current weights."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ def update_statistics(
     forward: Callable[[nn.Module, Any], Any] | None = None,
     keep: Sequence[str] = (),
 ) -> None:
-    """Estimate the running statistics of every normalisation of a network anew: the mean over `batches`.
+    """Re-estimate the running statistics of every normalisation of a network: the mean over `batches`.
 
-    Running statistics lag behind the weights, by hundreds of steps with the paper's momentum, and those of averaged
-    weights belong to other networks. After a short training, or for averaged weights, call
+    Running statistics lag behind the weights, by hundreds of steps with the paper's momentum. Those of
+    averaged weights are averages over other networks. After a short training, or for averaged weights, call
 
     >>> gl.training.update_statistics(model, (geometry for geometry, label in loader))
 
-    Nothing else changes: modes, momenta, counts of batches, gradients and random numbers stay. Normalisations see the
-    statistics of each batch, as in training; dropout is off, as in use. No batches leave everything as it was.
+    Modes, momenta, batch counts, gradients and the random state stay. Normalisations use the statistics of each batch,
+    as in training; dropout is off, as in evaluation. Without batches the function is a no-op.
 
     Args:
-        model: the network; layers of torch with running statistics count as ours do.
-        batches: what the network is called with; of a tuple or list its first entry, of a `Batch` its geometry.
-        forward: called with the network and a batch instead.
+        model: the network, with normalisations of torch or of gridless.
+        batches: inputs of the network. It gets the first entry of a tuple or list, and the geometry of a `Batch`.
+        forward: forward(model, batch), called instead of the network.
         keep: names of parts of the network whose statistics stay.
     """
     norms: list[Any] = [module for name, module in model.named_modules() if _is_estimated(name, module, keep)]
     modes = [(module, module.training) for module in model.modules()]
     settings = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
-    # Layers of these networks draw nothing in evaluation; others might.
+    # Custom layers may draw random numbers even in evaluation mode.
     devices = {tensor.get_device() for tensor in model.parameters() if tensor.is_cuda}
     try:
         with torch.random.fork_rng(sorted(devices)):
@@ -62,10 +62,10 @@ def _is_estimated(name: str, module: nn.Module, keep: Sequence[str]) -> bool:
 
 
 def _prepare(norm: Any, number: int) -> None:
-    """Let the next batch, the first one being `number` 0, have as much weight as each before it."""
+    """Set the momentum so that batch `number` (from 0) gets the same weight as each batch before it."""
     norm.training = True
     if isinstance(norm, BatchNorm):
-        # Counted on the device: batches without rows do not count.
+        # The layer counts batches on the device, and skips batches without rows.
         norm.momentum = None
         if number == 0:
             norm.num_batches_tracked.zero_()

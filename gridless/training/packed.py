@@ -19,20 +19,20 @@ from gridless.kernels.progress import bar
 from gridless.structures import Events, Rows, collate
 from gridless.training.examples import TrainingSet
 
-# Bytes that a training set may take of the memory of the CPU, and its share of the free memory of a GPU.
+# Maximum size of a training set in memory: bytes on the CPU, share of the free memory on a GPU.
 MOST_ON_CPU, SHARE_OF_GPU = 1 << 29, 0.25
-# Bytes of an event and of a point's coordinates and index in memory.
+# Bytes in memory of an event, and of the coordinates of a point.
 EVENT_BYTES, POINT_BYTES = 17, 12
-# Points or events that are moved to a device at once.
+# Points or events copied to a device at once.
 PIECE = 1 << 22
-# Batches that are read ahead.
+# Maximum batches read ahead.
 MOST_EXPECTED = 4
 KEEP = ("auto", "disk", "memory")
 
 
 @dataclass(frozen=True)
 class PackedSet(TrainingSet):
-    """Examples on disk. `PackedSet.of_pack` makes one; `examples` is empty, and tells kind, sensor and rows.
+    """Examples on disk. `PackedSet.of_pack` makes one; `examples` is empty and holds only kind, sensor and rows.
 
     Arguments but `pack`, `index`, `most`, `keep` and `codes` are those of `TrainingSet`.
     """
@@ -41,18 +41,18 @@ class PackedSet(TrainingSet):
     index: Tensor = field(kw_only=True)
     """(N), on the CPU: the number of each example in the pack."""
     most: int | None = None
-    """At most the first so many points of each example are read."""
+    """Maximum points read of each example, from the first on; None reads all."""
     keep: str = "auto"
-    """`disk`, `memory`, or `auto`: in the memory of the device if the set is small beside it."""
+    """`disk`, `memory`, or `auto`: in device memory if the set is small compared to it."""
     codes: Tensor | None = None
-    """Labels of points in the pack, in the order of their numbers in `part`; None if the pack has these numbers."""
+    """Sorted labels of points in the pack; `part` is the index of a label in it. None: the pack has these indices."""
     on_disk = True
     expected: dict[bytes, Future] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Batches that are being read, by their examples."""
+    """Batches being read; the key is the bytes of their indices."""
 
     @classmethod
     def of_pack(cls, pack: Pack, index: Tensor | None = None, keep: str = "auto", **more: Any) -> PackedSet:
-        """The examples `index` of a pack, by default all; `keep` is that of the set, `more` are further fields."""
+        """The examples `index` of a pack, by default all. `keep` and `more` are fields of the set."""
         if keep not in KEEP:
             raise ValueError(f"PackedSet: keep must be 'auto', 'disk' or 'memory', not {keep!r}.")
         index = torch.arange(len(pack)) if index is None else index.cpu()
@@ -61,7 +61,7 @@ class PackedSet(TrainingSet):
         return cls(pack.read(index[:0]), splits=_splits(pack, index), pack=pack, index=index, keep=keep, **more)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads stay in their process.
+        # Reads in progress cannot be pickled.
         return self.__dict__ | {"expected": {}}
 
     @property
@@ -80,7 +80,7 @@ class PackedSet(TrainingSet):
         return replace(self, splits=_splits(self.pack, self.index, points), most=points)
 
     def to(self, device: torch.device | str) -> TrainingSet:
-        """On a device: in its memory, if the set is small beside it, else batch by batch from the disk."""
+        """The set for a device: in its memory if it is small (see `keep`), else read from disk batch by batch."""
         device = torch.device(device)
         size, room = self.size, _room(device)
         resident = self.keep == "memory" or (self.keep == "auto" and size <= room)
@@ -90,13 +90,13 @@ class PackedSet(TrainingSet):
 
     @property
     def size(self) -> int:
-        """Bytes of all examples in memory."""
+        """Size in bytes of all examples in memory."""
         rows = sum(values.element_size() * max(values.shape[1:].numel(), 1) for values in self.rows.values())
         one = EVENT_BYTES if isinstance(self.examples, Events) else POINT_BYTES
         return int(self.splits[-1]) * (one + rows)
 
     def resident(self, device: torch.device) -> TrainingSet:
-        """All examples in the memory of a device. Pieces are moved one after the other."""
+        """All examples in the memory of a device, copied piece by piece."""
         ends = torch.searchsorted(self.splits, torch.arange(0, int(self.splits[-1]), PIECE), right=True)
         cuts = sorted({0, *ends[1:].tolist(), len(self)})
         pieces = []
@@ -120,7 +120,7 @@ class PackedSet(TrainingSet):
         rows, pinned = torch.cat(list(index)), self.device.type == "cuda"
         key = _key(rows)
         if len(self.expected) >= MOST_EXPECTED:
-            # Nobody asked for these, as an epoch ended early.
+            # These batches were never requested, because an epoch ended early.
             self.expected.clear()
         self.expected[key] = _reader().submit(self.pack.load, self.index[rows], pinned, self.most)
 
@@ -130,7 +130,7 @@ class PackedSet(TrainingSet):
         return self._numbered(self.pack.batch(chosen, columns, self.device, self.most))
 
     def _numbered(self, examples: Any) -> Any:
-        """The same examples with the number of each point's label, int64, as `part`."""
+        """The same examples, with labels of points as int64 indices into `codes` in the rows `part`."""
         if "part" not in self.rows:
             return examples
         part = examples.rows["part"].long()
@@ -145,7 +145,7 @@ def _key(index: Tensor) -> bytes:
 
 @cache
 def _reader() -> ThreadPoolExecutor:
-    """The thread that reads the next batch of a set; it uses those of the kernels."""
+    """The thread that reads batches ahead; each read runs on the threads of the kernels."""
     return ThreadPoolExecutor(1, thread_name_prefix="gridless-read")
 
 

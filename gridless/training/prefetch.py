@@ -1,4 +1,4 @@
-"""Work on a GPU made ahead of its use, by a thread with a stream of its own."""
+"""Prefetch of GPU work by a thread with its own stream."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from gridless.plan import Plan
 from gridless.structures import Geometry
 from gridless.training.batch import transposed
 
-# What ends each thread that runs.
+# Thread -> event that ends it.
 _ENDS: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
 
-# Held while a thread prepares a batch; whoever must have the device to itself, to capture a graph, takes it.
+# Held while a thread prepares a batch, and during the capture of a graph, which needs exclusive use of the device.
 ALONE = ForkSafeLock()
 
 
 def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: int = 2) -> Iterator[Geometry]:
-    """The geometries of clouds or events, one after another, each made while the network works on those before it.
+    """The geometries of clouds or events, each computed while the network works on the ones before it.
 
-    On a GPU a thread takes the clouds, moves them there and runs the plan, in a stream of its own. Elsewhere each is
-    made when it is asked for.
+    On a GPU a thread moves the clouds to the device and runs the plan in its own stream. On the CPU each geometry is
+    computed on request.
 
     Args:
-        plan: the network's.
-        clouds: what the plan is called with: clouds or events, with their rows; of a plan with several inputs, dicts.
-        device: where geometries are made and used.
-        depth: how many are made ahead.
+        plan: the network's plan.
+        clouds: inputs of the plan: clouds or events with their rows; dicts for a plan with several inputs.
+        device: device on which geometries are computed and used.
+        depth: maximum number computed ahead.
     """
     where = torch.empty(0, device=existing(device)).device
     if where.type != "cuda":
@@ -45,7 +45,7 @@ def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: 
         return
 
     def make(_: Any, cloud: Any = None) -> Geometry:
-        # No cloud, after the last one: an empty geometry says so.
+        # An empty geometry marks the end.
         return Geometry({}) if cloud is None else transposed(plan(_moved(cloud, where)))
 
     owner, jobs = threading.Event(), chain(((cloud,) for cloud in clouds), [()])
@@ -64,9 +64,9 @@ def _moved(cloud: Any, device: torch.device) -> Any:
 
 
 class Prefetch:
-    """make(owner, *job) for one job (epoch, ...) after another, up to epoch `last` and `depth` ahead of `take`.
+    """A thread that runs make(owner, *job) for each of `jobs`, at most `depth` results ahead of `take`.
 
-    The thread ends with the jobs, with `close`, or with the owner.
+    `last` is the last epoch of the jobs. The thread ends after the last job, by `close`, or when the owner is deleted.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Prefetch:
     ) -> None:
         self.last, self.device, self.ready, self.stop = last, device, queue.Queue(depth), threading.Event()
         self._end = weakref.finalize(owner, self.stop.set)
-        # What the stream of whoever asks is still writing may be read by the first job.
+        # The first job may read tensors that the current stream is still writing.
         begun = torch.cuda.current_stream(device).record_event()
         work = _work, weakref.ref(owner), make, jobs, device, begun, self.ready, self.stop
         self.thread = threading.Thread(
@@ -90,7 +90,7 @@ class Prefetch:
         _ENDS[self.thread] = self.stop
 
     def take(self) -> Any:
-        """The next result, which work on the current stream may use from now on."""
+        """Wait for the next result. The current stream may use it from now on."""
         while True:
             try:
                 item, done, error = self.ready.get(timeout=1)
@@ -108,16 +108,16 @@ class Prefetch:
         return item
 
     def close(self) -> None:
-        """Let the thread end, once it has finished what it is at; wait for that a little."""
+        """Tell the thread to end after its current job, and wait for it up to one second."""
         self.stop.set()
         self._end.detach()
         if threading.current_thread() is not self.thread:
-            # Not for ever: it may be waiting for a lock that its closer holds.
+            # The timeout prevents a deadlock: the thread may wait for a lock that the caller holds.
             self.thread.join(1)
 
 
 def _work(owner: Any, make: Any, jobs: Any, device: Any, begun: Any, ready: Any, stop: Any) -> None:
-    """Holds its owner only while it works for it."""
+    """The body of the thread. It holds a reference to the owner only during a job."""
 
     def put(item: Any) -> None:
         while not stop.is_set():
@@ -145,7 +145,7 @@ def _work(owner: Any, make: Any, jobs: Any, device: Any, begun: Any, ready: Any,
 
 @atexit.register
 def _end_all() -> None:
-    """Python would abort the program where a thread is still inside torch."""
+    """End all threads: Python would abort at exit if a thread is still inside torch."""
     for thread, stop in list(_ENDS.items()):
         stop.set()
         thread.join(60)

@@ -1,4 +1,4 @@
-"""Recipes: everything that decides a training run, as a YAML file that is read into a documented model of pydantic."""
+"""Recipes: everything that decides a training run, read from a YAML file into a documented pydantic model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gridless.data.labels import check_names
 from gridless.tasks import TASKS, data_names, find, task_name
 from gridless.training.schedule import Cosine, Plateau
 
-# Beside the package in a checkout, inside it once installed.
+# Folders of recipes: beside the package in a checkout, inside the package if installed.
 FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "recipes")
 
 _STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
@@ -48,76 +48,75 @@ class Recipe(BaseModel):
     model_config = _STRICT
 
     model: dict[str, Any]
-    """What `gridless.models.build` takes: the model's name, and its arguments. Without a name: that of `start`."""
+    """Argument of `gridless.models.build`: name and arguments of the model. The default name is that of `start`."""
     start: str | None = None
-    """Weights to begin with, by name or path: every tensor that fits by name and shape; None: from the seed."""
+    """Initial weights, by name or path: every tensor that fits by name and shape. None: initialised from the seed."""
     frozen: list[str] = []
-    """Parts of the network, such as [downs, blocks], that stay as they begin, their normalisation included."""
+    """Frozen parts of the network, such as [downs, blocks], including their normalisation."""
     data: str = "modelnet40"
     """The data set: modelnet40, semantickitti, shapenetpart, shapes; n_mnist, mnist_dvs, cifar10_dvs, n_caltech101,
-    asl_dvs, n_cars, glyphs; spots, blobs; or folder: your own files, of the kind that the network takes. A task of your
-    own has data of its own."""
+    asl_dvs, n_cars, glyphs; spots, blobs; or folder: your own clouds or recordings. Your own task has its own data."""
     task: str | None = None
-    """What the network is for: classify, recordings, parts, scenes, track, or a task of your own, FILE.py:CLASS, which
-    runs that file. None: as the network and the data say."""
+    """The task: classify, recordings, parts, scenes, track, or your own, FILE.py:CLASS, which runs that file. None: the
+    task of the network and the data."""
     data_options: dict[str, Any] = {}
-    """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of one that is generated, or
-    `up: z` of a folder (`gl.data.CloudFolder`)."""
+    """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of a generated one, or `up: z`
+    of a folder (`gl.data.CloudFolder`)."""
     points: _Count = 1024
-    """Points per cloud: the first so many."""
+    """Points per cloud, from the first on."""
     augment: Annotated[InstanceOf[Policy], BeforeValidator(_policy)] = Policy()
-    """What is done to each training cloud."""
+    """Augmentation of each training cloud."""
     transforms: list[Any] | None = None
-    """What is done to each training recording, such as [ReverseTime, {Zoom: [0.8, 1.2]}]; None: as the data set's."""
+    """Augmentation of each training recording, such as [ReverseTime, {Zoom: [0.8, 1.2]}]; None: the data set's."""
     prepare: list[Any] = []
-    """What is done to every recording before the data set's own preparation, in training and afterwards, such as
+    """Preparation of every recording, in training and evaluation, before that of the data set, such as
     [{PoolPixels: 2}]."""
     geometry: Literal["online", "workers", "offline"] = "online"
-    """Where geometry for training is made: `online`, on the device; `workers`, in processes; `offline`, in files."""
+    """Computation of training geometry: `online` on the device, `workers` in processes, `offline` once, in files."""
     repeats: _Count = 8
-    """Of `offline`: epochs whose augmentations are kept; later epochs take them in turn."""
+    """For `offline`: number of epochs whose augmentations are stored; later epochs cycle through them."""
     epochs: _Count = 400
     """Passes over the training set."""
     batch_size: _Count = 128
     """Examples per step, over all devices."""
     optimiser: Literal["adam", "adamw"] = "adam"
-    """`adam`, or `adamw` whose weight decay is apart from the gradient."""
+    """`adam`, or `adamw` with weight decay decoupled from the gradient."""
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
-    """The full rate."""
+    """Full learning rate."""
     epsilon: _NotNegative = 1e-7
     """Adam's epsilon."""
     l2: _NotNegative = 0.0
-    """l2 * sum(w^2) is added to the loss, over the weights of dense layers and convolutions."""
+    """Coefficient of l2 * sum(w^2) in the loss, over the weights of dense layers and convolutions."""
     weight_decay: _NotNegative = 0.0
-    """AdamW's, over the same weights."""
+    """Weight decay of AdamW, over the same weights."""
     smoothing: _Share = 0.0
     """Label smoothing."""
     clip: Annotated[float, Field(gt=0)] | None = None
-    """Longest gradient; longer ones are shortened to it."""
+    """Maximum norm of the gradient; longer gradients are clipped to it."""
     schedule: Literal["plateau", "cosine"] = "plateau"
     """`plateau`, the paper's rule on training accuracy, or `cosine`."""
     factor: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Of `plateau`: what the rate is multiplied by."""
+    """For `plateau`: factor by which the rate is multiplied."""
     patience: Annotated[int, Field(ge=0)] = 20
-    """Of `plateau`: epochs without a rise."""
+    """For `plateau`: epochs without a rise before the rate is multiplied."""
     warm_up: _NotNegative = 0.0
-    """Of `cosine`: epochs of linear rise."""
+    """For `cosine`: epochs of linear warm-up."""
     floor: _Share = 0.0
-    """Of `cosine`: the last rate, as a part of the full one."""
+    """For `cosine`: final rate, as a fraction of the full one."""
     norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
-    """How much of a batch's statistics the running ones take on at each step; None: as the network has it."""
+    """Weight of the statistics of a batch in the running statistics at each step; None: that of the network."""
     average: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Keep a moving average of the weights, with this much of it kept at each step, and ship that."""
+    """Decay of a moving average of the weights, which is evaluated and saved; None: no average."""
     precision: Literal["32", "bf16"] = "32"
-    """`32`, or on a GPU `bf16` by autocast."""
+    """`32`, or `bf16` by autocast (GPU only)."""
     capture: bool | None = None
-    """Capture each step as a graph on the GPU; None does where there is a GPU, one process and no edges of events."""
+    """Capture each step as a CUDA graph. None: capture if there is a GPU, one process and no edges of events."""
     votes: _Count = 1
-    """Views of each example whose probabilities are averaged in an evaluation: 1 is the example as it is."""
+    """Views of each example whose probabilities an evaluation averages; 1 is the example without augmentation."""
     validate_every: _Count = 10
     """Epochs between evaluations of the validation part."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] = 0
-    """Of initialisation, order, augmentation and dropout."""
+    """Seed of initialisation, order, augmentation and dropout."""
 
     def __init__(self, model: Any = None, /, **values: Any) -> None:
         values = values if model is None else {"model": model, **values}
@@ -137,12 +136,12 @@ class Recipe(BaseModel):
 
     @property
     def task_name(self) -> str:
-        """The name of the task: the recipe's, else that of its network and data."""
+        """The name of the task: `task` of the recipe, else that of its data and network."""
         return task_name(self.model, self.data, self.task)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """A recipe from what a YAML or JSON file says."""
+        """A recipe from the contents of a YAML or JSON file."""
         values = dict(values)
         model, start = values.get("model") or {}, values.get("start")
         if isinstance(model, dict) and "model" not in model and not isinstance(start, int | float | list | dict):
@@ -152,7 +151,7 @@ class Recipe(BaseModel):
             from gridless.weights import read_about
 
             values["model"] = {**read_about(start)[1]["model"], **model}
-        # As YAML reads what is written without quotation marks.
+        # YAML reads 32 without quotation marks as a number.
         if values.get("precision") == 32:
             values["precision"] = "32"
         if isinstance(values.get("frozen"), str):
@@ -172,10 +171,10 @@ class Recipe(BaseModel):
         return Recipe.from_dict(change(self.to_dict(), changes))
 
     def fitted(self, **facts: Any) -> Recipe:
-        """The same recipe with facts that a task has found in the data: these are not validated again."""
+        """The same recipe with values that a task derived from the data, without validation."""
         return self.model_copy(update=facts)
 
-    # What a run is made of.
+    # Components of a run.
 
     def make_model(self) -> nn.Module:
         """The network, initialised from the seed."""
@@ -207,7 +206,7 @@ class Recipe(BaseModel):
         return Plateau(self.learning_rate, self.factor, self.patience)
 
     def make_optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Adam over two groups: weights, which are kept small, and biases, norms and rates."""
+        """Adam with two parameter groups: weights with decay, and biases, norms and rates without."""
         weights, others = [], []
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
@@ -217,7 +216,7 @@ class Recipe(BaseModel):
             (weights if decays else others).append(parameter)
         device = next(model.parameters()).device
         on_gpu = device.type == "cuda"
-        # The gradient of l2 * sum(w^2) is 2 * l2 * w, which is what Adam's own weight decay adds.
+        # The gradient of l2 * sum(w^2) is 2 * l2 * w, which equals the weight decay of Adam.
         decay = 2 * self.l2 if self.optimiser == "adam" else self.weight_decay
         kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
         return kind(
@@ -230,7 +229,7 @@ class Recipe(BaseModel):
         )
 
 
-# Fields that hold values by name.
+# Fields whose value is a mapping.
 _WITH_NAMES = ("augment", "data_options", "model")
 
 
@@ -249,7 +248,7 @@ def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return values
 
 
-# What pydantic finds wrong with the type of a value -> what the value must be.
+# Error type of pydantic -> description of a valid value.
 _TYPES = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -263,7 +262,7 @@ _TYPES = {
 
 
 def _messages(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
-    """Each mistake that pydantic found in the values of a recipe, as `recipe: NAME must be ..., not VALUE`."""
+    """One message for each error of pydantic: `recipe: NAME must be ..., not VALUE`."""
     messages = list[str]()
     for entry in error.errors():
         outer, *inner = entry["loc"]
@@ -287,7 +286,7 @@ def _unknown(where: str, name: str, kind: Any) -> str:
 
 
 def _bounds(field: Any) -> str:
-    """What the values of a field must be: one of a few, or within bounds."""
+    """The valid values of a field in words: its choices or its bounds."""
     kinds = [field.annotation, *get_args(field.annotation)]
     choices = [choice for kind in kinds if getattr(kind, "__origin__", None) is Literal for choice in get_args(kind)]
     if choices:
@@ -302,13 +301,13 @@ def _bounds(field: Any) -> str:
 
 
 def available() -> dict[str, Path]:
-    """Recipes by name; those of a subfolder by its name too, such as `paper/n-mnist`."""
+    """Name -> path of all shipped recipes; names include the subfolder, such as `paper/n-mnist`."""
     paths = [(folder, path) for folder in FOLDERS if folder.is_dir() for path in sorted(folder.rglob("*.yaml"))]
     return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in paths}
 
 
 def load_recipe(name: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """A recipe by the name of a shipped one, or by the path of a YAML file, with `changes` as in `Recipe.changed`."""
+    """Load a shipped recipe by name, or a YAML file by path, with the `changes` of `Recipe.changed`."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         known = available()
@@ -326,8 +325,10 @@ def load_recipe(name: str | Path, changes: Mapping[str, Any] | None = None) -> R
 
 
 class _Plain(yaml.SafeLoader):
-    """YAML without aliases, a few lines of which stand for more values than any memory holds, and with each name once.
-    1e-3 is a number, which YAML 1.1 takes for a word."""
+    """YAML loader that rejects aliases, which can expand to exhaust memory, and duplicate names.
+
+    It reads 1e-3 as a number; YAML 1.1 reads it as a string.
+    """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):

@@ -1,4 +1,4 @@
-"""`run(recipe, data, valid, out, device="cuda")`: the loop with the task of the recipe, its options by name."""
+"""`run(recipe, data, valid, out, device="cuda")`: the training loop with the task of the recipe."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def run(
     Args:
         recipe: everything that decides the weights.
         data: the training examples, on the CPU.
-        valid: held-out examples that are evaluated as training goes on, or None.
-        out: the folder of logs, checkpoints, weights and results; one that holds a run is refused.
+        valid: held-out examples that are evaluated during training, or None.
+        out: the folder of logs, checkpoints, weights and results; an error if it holds a run already.
         options: the fields of `Options`.
     """
     return train(recipe, find(recipe.task_name), data, valid, out, Options(**options))

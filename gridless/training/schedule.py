@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 class Cosine:
-    """From the full rate to `floor` of it along half a cosine, after `warm_up` epochs of linear rise.
+    """Linear warm-up for `warm_up` epochs, then half a cosine from the full rate down to `floor` of it.
 
-    A function of the position alone: `position` is in epochs, 3.5 the middle of the fourth.
+    The rate depends only on `position`, in epochs: 3.5 is the middle of the fourth epoch.
     """
 
     def __init__(self, rate: float, epochs: int, warm_up: float = 0.0, floor: float = 0.0) -> None:
@@ -25,17 +25,17 @@ class Cosine:
         return self.rate * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(along, 1.0))))
 
     def epoch_ended(self, accuracy: float) -> None:
-        """Nothing to learn from it."""
+        """No-op: the rate does not depend on the accuracy."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to restore."""
+        """No-op: there is no state."""
 
 
 class Plateau:
-    """The paper's rule: times `factor` when the training accuracy has not risen by 1e-4 for `patience` epochs."""
+    """The paper's rule: multiply the rate by `factor` if the accuracy has not risen by 1e-4 for `patience` epochs."""
 
     def __init__(self, rate: float, factor: float = 0.2, patience: int = 20) -> None:
         self.rate, self.factor, self.patience = rate, factor, patience
@@ -60,7 +60,7 @@ class Plateau:
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """For every group; a rate that is a tensor, as captured graphs need it, keeps its address."""
+    """Set the rate of every group. A tensor is filled in place, because captured graphs read its address."""
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

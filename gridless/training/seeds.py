@@ -1,4 +1,4 @@
-"""One recipe from several seeds: a run for each, and mean, deviation and best of their figures."""
+"""Runs of one recipe with several seeds; mean, deviation and best of their figures."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from typing import Any
 
 from gridless.data.files import write_whole
 
-# Figures of a run that are not of the network.
+# Entries of the results that are not figures of the network.
 _NOT_FIGURES = ("epochs", "examples", "learning_rate")
 
 
 def run_seeds(train: Callable[..., Any], options: dict[str, Any], out: Path, count: int) -> dict[str, Any]:
     """Run `train` once for each of `count` seeds into `out`/seed-N, and write `out`/seeds.json.
 
-    Runs that have ended are kept, and one that was interrupted goes on from its checkpoint, so that the same command
-    continues where it ended.
+    Completed runs are kept, and an interrupted one resumes from its checkpoint: repeat the same command to continue.
 
     Args:
         train: the train command, called with `options`, `seed`, `out` and `resume`.
         options: its other arguments; `seed` is the first seed, by default the recipe's.
         out: the folder of all runs.
-        count: how many seeds.
+        count: number of seeds.
     Returns:
         `seeds`, and for each figure of the runs its mean, deviation (of the sample), best and all values.
     """
@@ -42,7 +41,7 @@ def run_seeds(train: Callable[..., Any], options: dict[str, Any], out: Path, cou
         folder = out / f"seed-{seed}"
         if not (folder / "results.json").is_file():
             resume = (folder / "checkpoints" / "last.ckpt").is_file()
-            # Standard output is for the summary alone.
+            # Only the summary goes to standard output.
             with redirect_stdout(sys.stderr):
                 train(**{**options, "seed": seed, "out": folder, "resume": resume})
             gc.collect()
@@ -53,7 +52,7 @@ def run_seeds(train: Callable[..., Any], options: dict[str, Any], out: Path, cou
 
 
 def summarise(seeds: list[int], results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Mean, deviation, best and values of every figure that all runs have; of losses and seconds the least is best."""
+    """Mean, deviation, best and values of each figure that all runs have. The best loss or time is the smallest."""
     summary: dict[str, Any] = {"seeds": seeds}
     for name in results[0]:
         values: list[Any] = [result.get(name) for result in results]

@@ -1,4 +1,4 @@
-"""What a training run is made of before its first step: options, processes, network, optimiser, step and batches."""
+"""Setup of a training run: options, processes, network, optimiser, step and batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gridless.training.workers import WorkerLoader, precomputed, processes
 
 @dataclass(frozen=True)
 class Options:
-    """What a run is told beside its recipe: nothing here changes the weights."""
+    """Options of a run that are not in its recipe. None of them changes the weights."""
 
     device: torch.device | str = "cpu"
     """cpu, cuda or cuda:N."""
@@ -35,24 +35,24 @@ class Options:
     nodes: int = 1
     """Machines."""
     resume: bool = False
-    """Go on from the last checkpoint in `out`; that of another recipe or of other examples is refused."""
+    """Resume from the last checkpoint in `out`, which must have the same recipe and examples."""
     checkpoint_steps: int | None = None
     """Steps between checkpoints; None: every ten epochs."""
     progress: bool = True
-    """Show epochs on standard error, what is done to the examples before, and what a large gap may mean after."""
+    """Print to standard error: the augmentation, a line per epoch, and an explanation of a large gap at the end."""
     workers: int | None = None
-    """Processes that make geometry where it is not made online; None: as many as there are threads."""
+    """Processes that compute geometry, unless it is `online`; None: one per thread, at most 8."""
     cache: Path = Path("cache")
-    """The folder of geometry that is made offline."""
+    """The folder of `offline` geometry."""
     held_out: Sequence[str] = ()
     """The files that were held out, for the list `out`/split.txt."""
     callbacks: Sequence[Any] = ()
-    """Objects that may have `on_train_start(state)`, `on_step_start(state, batch)`, `on_step_end(state, batch)`,
+    """Objects with any of `on_train_start(state)`, `on_step_start(state, batch)`, `on_step_end(state, batch)`,
     `on_validation_start(state)` and `on_epoch_end(state)`."""
 
 
 class Run:
-    """A run in progress: network, optimiser, step, batches, and what is judged."""
+    """A run in progress: network, optimiser, step, batches, and the network to evaluate."""
 
     def __init__(
         self, fabric: Fabric, recipe: Recipe, task: Any, model: Any, data: TrainingSet, valid: Any, options: Options
@@ -68,19 +68,19 @@ class Run:
         self.step = make_step(chosen, model, self.state.optimiser, average, loss=loss, backward=fabric.backward)
         self.loader, self.examples = self._batches(data, model.plan), len(data)
         self.valid, self.about = None if valid is None else valid.to(fabric.device), task.about(data)
-        # The network that is judged and saved: the weights of `state.best`, with statistics of their own.
+        # The network to evaluate and save: the weights of `state.best`, with re-estimated statistics.
         self.judged, self.judged_at = copy.deepcopy(self.state.best).eval(), -1
-        # Of the last validation, if its task counts which class was answered for which.
+        # Confusion matrix of the last validation, if the task has one.
         self.confusion: list[list[int]] | None = None
 
     @property
     def steps(self) -> int:
-        """Steps of an epoch."""
+        """Number of steps per epoch."""
         return len(self.loader)
 
     @property
     def totals(self) -> Tensor:
-        """The step's totals of this epoch until now, of every process (world, 4)."""
+        """The totals of the step in this epoch so far, one row per process (world, 4)."""
         return self.fabric.all_gather(self.step.totals.clone()).reshape(-1, 4)  # type: ignore[union-attr]
 
     def _batches(self, data: TrainingSet, plan: Any) -> Loader:
@@ -90,14 +90,14 @@ class Run:
             return self.task.loader(recipe, data.to(self.fabric.device), plan, epochs=recipe.epochs, **place)
         workers, files = processes(options.workers), None
         if recipe.geometry == "offline":
-            # Once on each machine; its other processes wait, and then find the files.
+            # One process per machine computes the files; the others wait, then read them.
             with self.fabric.rank_zero_first(local=True):
                 files = precomputed(recipe, self.task, data, plan, options.cache, workers)
         return WorkerLoader(self.task.loader(recipe, data, plan, **place), self.fabric.device, workers, files)
 
 
 class _LossOf(nn.Module):
-    """The loss of a network as a module, so that DDP sees every forward pass, whatever the task calls."""
+    """The loss of a network as a module: DDP must see every forward pass, also those of other methods."""
 
     def __init__(self, model: nn.Module, task: Any) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def _spread(fabric: Fabric, model: nn.Module, task: Any) -> Callable[[Any, Batch
 
 
 def check_settings(recipe: Recipe, device: torch.device, alone: bool) -> None:
-    """Refuse settings of a recipe that this device, or several of them, do not have."""
+    """Reject settings of a recipe that the device, or a run of several processes, does not support."""
     if recipe.precision == "bf16" and device.type == "cpu":
         raise ValueError("recipe: precision: bf16 is for a GPU, and the CPU computes in 32 bits: --set precision=32")
     if recipe.capture and not alone:
@@ -123,7 +123,7 @@ def check_settings(recipe: Recipe, device: torch.device, alone: bool) -> None:
 
 @contextmanager
 def make_fabric(device: torch.device, options: Options) -> Iterator[Fabric]:
-    """The processes of a run, launched; where this one fails, those that it launched end, too."""
+    """Launch the processes of a run. If this one fails, it ends the processes that it launched."""
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     alone = options.devices * options.nodes == 1
     fabric = Fabric(
@@ -144,7 +144,7 @@ def make_fabric(device: torch.device, options: Options) -> Iterator[Fabric]:
 
 @contextmanager
 def tf32(device: torch.device) -> Iterator[None]:
-    """Dense products of float32 as TF32 on a GPU; afterwards torch's setting is as it was."""
+    """Context with TF32 for dense float32 products on a GPU. It restores the setting of torch at the end."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
     try:

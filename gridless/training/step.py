@@ -21,7 +21,7 @@ from gridless.training.schedule import set_rate
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     """`32` (TF32 products on the GPU where torch allows them), or `bf16` by autocast.
 
-    On the CPU both are float32: one without instructions for bfloat16 takes 40 times as long with it.
+    On the CPU both are float32, because a CPU without bfloat16 instructions takes 40 times as long with bfloat16.
     """
     if precision not in ("32", "bf16"):
         raise ValueError(f"precision must be '32' or 'bf16', not {precision!r}")
@@ -30,10 +30,10 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
 
 
 class Loss(NamedTuple):
-    """What one batch taught: scalars on the device of the batch, of fixed shape, so that a step can be captured.
+    """Loss and counts of one batch: scalars on its device, of fixed shape, so that a step can be captured.
 
-    `right` of `judged` items (examples, points, events) were right. Over an epoch their quotient is logged as
-    `train_accuracy`, and the plateau schedule watches it. Without them it watches the loss.
+    Of `judged` items (examples, points, events), `right` are correct. The quotient over an epoch is logged as
+    `train_accuracy`, and the plateau schedule watches it. Without counts it watches the loss.
     """
 
     value: Tensor
@@ -42,7 +42,7 @@ class Loss(NamedTuple):
 
 
 def network_loss(model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-    """The network's own loss if it has one, else the cross entropy; `smoothing` is that of labels."""
+    """The network's own loss if it has one, else the cross entropy; `smoothing` is the label smoothing."""
     own = getattr(model, "loss", None)
     if own is None:
         logits = model(batch.geometry).float()
@@ -53,13 +53,13 @@ def network_loss(model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
     count = torch.full_like(loss.detach(), len(batch.labels))
     if logits.ndim:
         return Loss(loss, (logits.argmax(1) == batch.labels).sum(), count)
-    # A network that labels points counts itself: the share of points that are right, summed over examples.
+    # A network that labels points returns the accuracy summed over examples, instead of logits.
     judged = _judged_points(batch, count)
     return Loss(loss, logits / count * judged, judged)
 
 
 def _judged_points(batch: Batch, count: Tensor) -> Tensor:
-    """How many points have a label; `count` where points have none."""
+    """Number of points that have a label; `count` if the cloud has no rows `part`."""
     cloud: Any = next(iter(batch.geometry.values()))
     if "part" not in cloud.rows:
         return count
@@ -77,7 +77,7 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         if self._pairs is None:
-            # Not before the first step: until then the model may be moved to another device.
+            # Collect the tensors at the first step: before it, the model may still move to another device.
             source, average = self.source.state_dict(), self.model.state_dict()
             names = [name for name, tensor in source.items() if tensor.is_floating_point()]
             self._pairs = [average[n] for n in names], [source[n] for n in names]
@@ -85,22 +85,23 @@ class Average:
 
 
 class TrainStep:
-    """Calling it with a `Batch` makes one step; `totals` (loss sum, right ones, judged ones, examples) grows on
-    the device; what is judged are examples, or points.
+    """A training step: call it with a `Batch`.
 
-    Nothing waits for the device. With `capture`, batches of one size are padded to common capacities and, after a few,
-    the whole step is one captured graph; a batch that does not fit makes the capacities grow and the graph anew.
+    `totals` on the device sums up loss, correct items, judged items and examples; items are examples or points. A step
+    never waits for the device. With `capture`, batches with the same number of examples are padded to common
+    capacities, and after a warm-up the whole step is one CUDA graph. A batch that does not fit increases the capacities
+    and causes a new capture.
 
     Args:
         model: the network.
-        optimiser: of the network's parameters.
-        smoothing: of labels.
-        precision: `32`, or on a GPU `bf16` by autocast.
-        clip: the longest gradient; longer ones are shortened to it.
-        average: kept up to date after every step.
+        optimiser: optimiser of the network's parameters.
+        smoothing: label smoothing.
+        precision: `32`, or `bf16` by autocast (GPU only).
+        clip: maximum norm of the gradient; longer gradients are clipped to it.
+        average: moving average, updated after every step.
         capture: capture the step as a graph; needs a CUDA device.
         backward: called with the loss, in place of its own `backward`.
-        loss: (model, batch, smoothing) to a `Loss`; None: that of labels, or the network's own.
+        loss: loss(model, batch, smoothing) returns a `Loss`; by default `network_loss`.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class TrainStep:
         (self.captured or self.run)(batch)
 
     def run(self, batch: Batch) -> None:
-        """The step itself, launch by launch."""
+        """Make a step eagerly."""
         self.optimiser.zero_grad(set_to_none=True)
         for part in self.frozen:
             part.eval()
@@ -146,7 +147,7 @@ class TrainStep:
                 self.average.update()
 
     def read(self) -> tuple[float, float]:
-        """Mean loss and accuracy since the last reading. Waits for the device."""
+        """Return mean loss and accuracy since the last call, and reset them. Waits for the device."""
         loss, right, judged, count = self.totals.tolist()
         self.totals.zero_()
         return (loss / count, right / max(judged, 1)) if count else (float("nan"), float("nan"))
@@ -155,7 +156,7 @@ class TrainStep:
 def make_step(
     recipe: Recipe, model: nn.Module, optimiser: torch.optim.Optimizer, average: Average | None, **more: Any
 ) -> TrainStep:
-    """The step that a recipe says; captured, unless it says otherwise, where there is a GPU and no edges of events."""
+    """The step of a recipe. By default it is captured if there is a GPU and the plan has no edges of events."""
     device, capture = next(model.parameters()).device, recipe.capture
     if capture is None:
         plan: Any = model.plan
@@ -167,17 +168,17 @@ def make_step(
 def begin_step(
     recipe: Recipe, schedule: Any, optimiser: torch.optim.Optimizer, epoch: int, number: int, steps: int
 ) -> None:
-    """The learning rate and the random numbers (of dropout) of a step, by its position alone."""
+    """Set the learning rate and the random state (for dropout) of a step. Both depend only on its position."""
     set_rate(optimiser, schedule(epoch + number / steps))
     torch.manual_seed(int(keys(recipe.seed, epoch, torch.tensor([-2 - number]))[0]))
 
 
 class StepCounter(torch.optim.Optimizer):
-    """An optimiser as Lightning sees it, where the closure is a whole training step, perhaps a captured one.
+    """Wrapper of an optimiser for Lightning, whose closure is a whole training step, eager or captured.
 
     >>> self.optimizers().step(lambda: self.captured(geometry, labels))
 
-    The closure steps the optimiser itself; Lightning counts the steps, by which it saves checkpoints and stops.
+    The closure calls the optimiser. Lightning only counts the steps, to save checkpoints and to stop.
     """
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:

@@ -1,25 +1,25 @@
-"""What a run says about a gap between accuracies."""
+"""Explanation of a gap between training and held-out accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-# A gap between training and held-out accuracy that is named.
+# Smallest gap between training and held-out accuracy that is reported.
 LARGE = 0.15
-# Fewer steps teach little, whatever the data.
+# Runs with fewer steps are advised to train longer.
 FEW_STEPS = 100
-# How far held-out accuracy falls behind its best where a network overfits.
+# Drop of the held-out accuracy below its best that counts as overfitting.
 FALL = 0.05
 
 
 def gap(history: Sequence[dict[str, Any]], steps: int, sessions: bool = False) -> str | None:
-    """What a large gap between training and held-out accuracy at the end may mean; None if it is small or unknown.
+    """Explain a large gap between training and held-out accuracy at the end; None if it is small or unknown.
 
     Args:
         history: the figures of each epoch.
-        steps: steps that were made.
-        sessions: the held-out files may be of other sessions than those to learn from.
+        steps: number of steps made.
+        sessions: True if the held-out files may be from other sessions than the training files.
     """
     train, valid = (history[-1].get(name) for name in ("train_accuracy", "valid_accuracy"))
     if train is None or valid is None or not train - valid > LARGE:

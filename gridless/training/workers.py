@@ -1,7 +1,7 @@
-"""Batches made ahead of the step: in worker processes, or once and for all, in files.
+"""Batches prepared ahead of the step: in worker processes, or once, in files.
 
-Either way they are those of the loader they are made from, in its order: only who makes them differs. From files, epoch
-e sees the augmentation of epoch e modulo the repeats.
+Both give the same batches as the loader they wrap, in the same order. From files, epoch e has the augmentation of epoch
+e modulo the repeats.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gridless.training.recipe import Recipe
 
 
 class WorkerLoader(Loader):
-    """The batches of a loader on the CPU, made by `workers` processes (0: here) and moved to `device`.
+    """The batches of a loader on the CPU, computed by `workers` processes (0: this one) and moved to `device`.
 
-    With `cache`, the geometry of its examples is read from there instead of computed.
+    With `cache`, geometry is read from it instead of computed.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class WorkerLoader(Loader):
             worker_init_fn=_leave_interrupts,
             pin_memory=torch.device(device).type == "cuda",
             persistent_workers=workers > 0,
-            # Its own: the loader draws a seed for its workers, and torch's generator must stay as it is.
+            # DataLoader draws a seed for its workers; its own generator keeps the random state of torch unchanged.
             generator=torch.Generator(),
         )
         self.device = torch.device(device)
@@ -59,7 +59,7 @@ class WorkerLoader(Loader):
         self._jobs[:] = [(epoch, *job) for job in self.jobs(epoch, start, end)]
         for made in self._batches:
             batch = made.to(self.device, non_blocking=True)
-            # What is known of a structure does not travel between processes.
+            # Flags of checked structures are lost between processes, so mark them as trusted again.
             for value in batch.geometry.values():
                 value.trusted()
             transposed(batch.geometry)
@@ -105,18 +105,18 @@ class _Drawn(Dataset):
 def precomputed(
     recipe: Recipe, task: Any, data: Any, plan: Any, folder: Path, workers: int = 0, ray: str | None = None
 ) -> Precomputed:
-    """The geometry of a recipe's training examples (on the CPU), as the first `repeats` epochs draw them, in files."""
+    """Files with the geometry of a recipe's training examples (on the CPU), augmented as in `repeats` epochs."""
     loader = task.loader(recipe, data, plan)
     drawn = _Drawn(loader, loader.data.tensors())
-    # The key covers every example and label, so that none need be drawn to compare them.
+    # The cache key covers all examples and labels, so no example must be drawn for a check.
     return Precomputed(drawn, folder, plan, recipe.repeats, recipe.seed, num_workers=workers, check=False, ray=ray)
 
 
 def processes(workers: int | None) -> int:
-    """Worker processes beside one that trains: as many as asked, or as it has threads (with several, its share)."""
+    """The number of worker processes: `workers`, by default one per thread of this process, at most 8."""
     return min(8, num_threads()) if workers is None else workers
 
 
 def _leave_interrupts(worker: int) -> None:
-    """Ctrl-C goes to all processes of a terminal: the one that trains decides when its workers end."""
+    """Ignore Ctrl-C in workers: the terminal sends it to all processes, and the training process ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

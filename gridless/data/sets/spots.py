@@ -30,14 +30,14 @@ from gridless.data.readers.events import read_events
 from gridless.kernels.progress import track
 from gridless.structures import Events, collate
 
-# What a CSV file of positions must have.
+# Required columns of a CSV file of positions.
 COLUMNS = ("time_us", "x", "y")
-# Suffixes of recordings; text is left out, as positions are text, too.
+# Suffixes of recordings, without those of text files: positions are text, too.
 SUFFIXES = tuple(suffix for suffix in RECORDINGS if suffix not in (".csv", ".txt"))
 
 
 class Tracks(Examples):
-    """What data sets with positions share. Subclasses set `recordings`, `positions`, `sensor` and `names`.
+    """Base class of data sets with positions. Subclasses set `recordings`, `positions`, `sensor` and `names`.
 
     Args:
         transform, seed: those of `Examples`.
@@ -88,7 +88,7 @@ class Spots(Tracks):
     """
 
     sensor = (50, 50)
-    # Where positions count from: the middle of this pixel.
+    # Origin of the published positions: the middle of this pixel.
     centre: ClassVar[float] = 25.0
     folds: ClassVar[int] = 5
 
@@ -162,7 +162,7 @@ class TrackFolder(Tracks):
         self.names = list(self.files)
         given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
         paths = [self.listing.root / file for file in self.files]
-        # Mistakes in text are found before long recordings are read.
+        # Errors in the CSV files are reported before long recordings are read.
         self.positions = [read_positions(path.with_suffix(".csv"), path) for path in paths]
         for path in track(paths, "read", shown=progress):
             events = read_events(path, sensor=given, repair=repair)
@@ -175,7 +175,7 @@ class TrackFolder(Tracks):
 
 
 def read_positions(path: Path, recording: Path) -> Tensor:
-    """The positions (K, 3) float64 of a CSV file: time in microseconds, x and y. What is wrong is named by its line."""
+    """The positions (K, 3) float64 of a CSV file: time in microseconds, x and y. Errors name the line."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file. {recording.name} needs one with {','.join(COLUMNS)}.")
     with path.open(newline="", encoding="utf-8-sig") as file:

@@ -70,7 +70,7 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048, ti
 
 
 def drawing(names: list[str]) -> str:
-    """What the page draws before it is given a recording, by the names of the classes: digits, arms, car or shapes."""
+    """The drawing that the page shows before a recording is loaded: digits, arms, car or shapes, by the class names."""
     words = [set(re.findall(r"[a-z]+|\d", name.lower())) for name in names]
     for source in ("arms", "car"):
         if any(word & DRAWN[source] for word in words):
