@@ -62,6 +62,8 @@ def test_streams_that_nothing_sees_are_not_fired():
 
 def test_a_program_is_printed_with_its_multiply_adds_and_bytes_within_the_terminal(monkeypatch):
     program = Program.of(Small().eval())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: (_ for _ in ()).throw(OSError()))
     text = str(program)
     # 9 taps, 4 decays, 2 channels of polarity, 6 of output; an event of a stride of 2 is in 2.25 taps in the mean.
     assert "first = convolve(polarity, source=X0, kernel=3, stride=2)" in text

@@ -194,7 +194,7 @@ def test_a_run_that_diverges_ends_with_an_error_and_its_last_checkpoint(recipe, 
 
 
 def test_results_are_json_whatever_the_figures(recipe, clouds, tmp_path, monkeypatch):
-    monkeypatch.setattr("gridless.training.loop.judged", lambda *given, **more: {"accuracy": float("nan")})
+    monkeypatch.setattr("gridless.tasks.base.Task.judge", lambda *given, **more: {"accuracy": float("nan")})
     results = run(recipe.changed(epochs=1, validate_every=2), clouds, clouds, tmp_path, progress=False)
     assert results["valid_accuracy"] is None
     for name in ("results.json", "weights.json"):
