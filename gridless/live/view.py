@@ -238,7 +238,7 @@ class Terminal(View):
         if picture["probabilities"]:
             best = int(np.argmax(picture["probabilities"]))
             answer = f"{self.names[best]} {100 * picture['probabilities'][best]:.1f} %"
-        if picture["point"]:
+        if picture.get("point"):
             answer = "x {:.1f}, y {:.1f}".format(*picture["point"])
         lag = "" if picture["lag"] is None else f", lag {picture['lag']:.1f} ms"
         lines.append(f"{answer}\x1b[K")
