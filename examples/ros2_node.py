@@ -67,8 +67,7 @@ def main() -> None:
             self.predict = Predictor(values["weights"], tuple(values["crop"]), values["pool"])
             self.publisher = self.create_publisher(String, "~/prediction", 10)
             self.create_subscription(EventPacket, values["topic"], self.take, qos_profile_sensor_data)
-            # Publish ten times a second, also for networks that predict only on request.
-            self.create_timer(0.1, self.ask)
+            self.create_timer(0.1, self.ask)  # for networks that predict only on request
             self.lost = 0
 
         def take(self, message: Any) -> None:
