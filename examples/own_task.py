@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 import gridless as gl
-from gridless.tasks import Loss, Prediction, Task
+from gridless.tasks import FilePrediction, Loss, Task
 from gridless.training import Clouds
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ class Volume(Task):
     @torch.no_grad()
     def predict(self, model, file, options):
         volume = model(model.plan(gl.read_cloud(file)))[0, 0].item()
-        return Prediction(f"{file}: volume {volume:.3f}", {"file": str(file), "volume": volume})
+        return FilePrediction(f"{file}: volume {volume:.3f}", {"file": str(file), "volume": volume})
 
 
 def main(argv: list[str] | None = None) -> tuple[float, float]:

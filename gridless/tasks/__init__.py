@@ -21,9 +21,9 @@ TASKS: dict[str, str] = {
     "scenes": "gridless.tasks.segment:LabelScenes",
     "track": "gridless.tasks.track:Track",
 }
-_LAZY = {"Loss": "gridless.tasks.base", "Prediction": "gridless.tasks.base", "Task": "gridless.tasks.base"}
+_LAZY = {"Loss": "gridless.tasks.base", "FilePrediction": "gridless.tasks.base", "Task": "gridless.tasks.base"}
 
-__all__ = ["Loss", "Prediction", "Task", "data_names", "find", "load_task", "task_name", "task_of"]  # pyright: ignore
+__all__ = ["FilePrediction", "Loss", "Task", "data_names", "find", "load_task", "task_name", "task_of"]  # pyright: ignore
 
 
 def find(name: str) -> Any:

@@ -25,7 +25,7 @@ from gridless.training.step import Loss, autocast
 
 
 @dataclass(frozen=True)
-class Prediction:
+class FilePrediction:
     """The answer of a network to one file: `line` is printed, or `record` with `--json`."""
 
     line: str
@@ -73,7 +73,7 @@ class Task:
         held_out_list: Path | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The files of a split as a `gridless.tasks.storage.Source`, to be packed instead of read into memory; or None.
+        """A `gridless.tasks.storage.PackSource`: the files of a split that can be packed; or None.
 
         Nothing is read yet.
 
@@ -211,7 +211,7 @@ class Task:
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
         """Reject files or options that do not go together, before the first file is read."""
 
-    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         """The answer to one file; `options` are the options given on the command line, such as {"points": 512}."""
         raise NotImplementedError(f"task {self.name}: it does not say how a file is answered (predict)")
 

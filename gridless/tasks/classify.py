@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gridless.data.prepare import Preparation, prepare, read_points, y_up
-from gridless.tasks.base import Prediction, Task
+from gridless.tasks.base import FilePrediction, Task
 from gridless.tasks.clouds import CloudTask, check_scale, preparation, views_of_cloud
 from gridless.tasks.loading import (
     FOLDER,
@@ -97,13 +97,13 @@ class NameExamples(Task):
         mean = f"{figures['mean_class_accuracy']:.2%} as the mean over classes"
         return f"{figures['accuracy']:.2%} of {figures['examples']} {what}, {mean}"
 
-    def prediction(self, model: Any, file: Path, probability: Tensor, top: int) -> Prediction:
+    def prediction(self, model: Any, file: Path, probability: Tensor, top: int) -> FilePrediction:
         """The most probable classes of a file."""
         names = class_names(model, len(probability))
         order = probability.argsort(descending=True).tolist()
         line = ", ".join(f"{names[i]} {probability[i]:.1%}" for i in order[:top])
         record = {"class": names[order[0]], "probabilities": dict(zip(names, probability.tolist()))}
-        return Prediction(f"{file}: {line}", {"file": str(file), **record})
+        return FilePrediction(f"{file}: {line}", {"file": str(file), **record})
 
 
 class Classify(NameExamples, CloudTask):
@@ -145,7 +145,7 @@ class Classify(NameExamples, CloudTask):
         first = data.first(recipe.points)
         return probabilities(model, first, views, batch_size or 256, 0, recipe.precision, progress)
 
-    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=False)
         settings = {name: options[name] for name in ("points", "up", "keep_scale", "votes") if name in options}
         try:

@@ -27,7 +27,7 @@ from gridless.tasks.loading import (
     range_of,
     some_of,
 )
-from gridless.tasks.storage import Source, examples_of
+from gridless.tasks.storage import PackSource, examples_of
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
@@ -75,14 +75,16 @@ class CloudTask(Task):
         split: str,
         held_out_list: Path | None = None,
         about: Mapping[str, Any] | None = None,
-    ) -> Source | None:
+    ) -> PackSource | None:
         if recipe.data != FOLDER:
             return self.source_of_set(recipe, path, split, dict(recipe.data_options))
         options = {"label": self.folder_label} if self.folder_label else {}
         options |= folder_options(recipe, held_out_list, about)
         return _folder_source(recipe, folder_of(recipe, path), split, options)
 
-    def source_of_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> Source | None:
+    def source_of_set(
+        self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]
+    ) -> PackSource | None:
         """The files of a data set named by a recipe; None if it is small."""
         return None
 
@@ -145,7 +147,7 @@ def _folder(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) 
     )
 
 
-class _FolderFiles:
+class _CloudFiles:
     """The clouds of a folder, read file by file, with the metadata of each file."""
 
     def __init__(self, folder: Any) -> None:
@@ -168,7 +170,7 @@ def with_short_labels(cloud: Cloud) -> Cloud:
     return cloud._changed(rows=Rows({**cloud.rows, "part": cloud.rows["part"].int()}))
 
 
-def _folder_source(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) -> Source:
+def _folder_source(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) -> PackSource:
     from gridless.data.folder import CloudFile, CloudFolder
 
     folder = made(CloudFolder, options, _HOW, root=path, split=split, progress=False, points=recipe.points, read=False)
@@ -196,7 +198,7 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: Mapping[str,
         )
 
     files = [path / file for file in listing.files]
-    return Source(_FolderFiles(folder), path, files, ("clouds", *folder.settings), listing.files, view)
+    return PackSource(_CloudFiles(folder), path, files, ("clouds", *folder.settings), listing.files, view)
 
 
 def views_of_cloud(votes: int) -> list[Policy | None]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gridless.data.listing import Listing
 from gridless.tasks import find
-from gridless.tasks.storage import check_labelled, load_splits
+from gridless.tasks.storage import load_splits
 from gridless.training.examples import TrainingSet
 from gridless.training.recipe import Recipe
 

@@ -17,7 +17,7 @@ from gridless.data.packing import Item, Pack
 from gridless.kernels.threads import in_threads
 from gridless.plan import Plan
 from gridless.structures import Events, collate
-from gridless.tasks.base import Prediction
+from gridless.tasks.base import FilePrediction
 from gridless.tasks.classify import NameExamples
 from gridless.tasks.loading import (
     FOLDER,
@@ -31,7 +31,7 @@ from gridless.tasks.loading import (
     range_of,
     some_of,
 )
-from gridless.tasks.storage import Source, examples_of
+from gridless.tasks.storage import PackSource, examples_of
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
@@ -102,7 +102,7 @@ class ClassifyRecordings(NameExamples):
         split: str,
         held_out_list: Path | None = None,
         about: Mapping[str, Any] | None = None,
-    ) -> Source | None:
+    ) -> PackSource | None:
         if recipe.data == FOLDER:
             options = folder_options(recipe, held_out_list, about)
             return _folder_source(recipe, folder_of(recipe, path), split, options)
@@ -152,7 +152,7 @@ class ClassifyRecordings(NameExamples):
             return []
         return [*describe_folder(data.listing), *_describe(recipe, data, model)]
 
-    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=True)
         settings = {name: options[name] for name in ("repair", "votes") if name in options}
         return self.prediction(model, file, classify_events(model, file, **settings), options.get("top", 3))
@@ -167,7 +167,7 @@ def read(data: Any) -> TrainingSet:
     return TrainingSet.of(parts[0] if len(parts) == 1 else collate(parts), data.labels, data.class_names)
 
 
-def _set_source(recipe: Recipe, root: Path, split: str) -> Source | None:
+def _set_source(recipe: Recipe, root: Path, split: str) -> PackSource | None:
     """The files of a published data set. Its parts `fit` and `validation` are views of the pack of `train`."""
     import gridless.data as data
 
@@ -183,10 +183,10 @@ def _set_source(recipe: Recipe, root: Path, split: str) -> Source | None:
         # An archive is in memory already.
         return None
     names = [str(file.relative_to(root)) for file in whole.files]
-    return Source(whole, root, whole.files, (kind.__name__, str(whole.repair)), names, view)
+    return PackSource(whole, root, whole.files, (kind.__name__, str(whole.repair)), names, view)
 
 
-class _FolderFiles:
+class _RecordingFiles:
     """The recordings of a folder, read one by one, with the sensor of each."""
 
     def __init__(self, folder: Any) -> None:
@@ -205,7 +205,7 @@ class _FolderFiles:
         return Item([(events._changed(sensor=PACKED_SENSOR), listing.labels[i])], facts)
 
 
-def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, Any]) -> Source:
+def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, Any]) -> PackSource:
     from gridless.data.folder import EventFolder
 
     options = _with_sensor(recipe, options)
@@ -231,7 +231,9 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, An
         return data
 
     settings = ("recordings", str(folder.asked), str(folder.repair), folder.topic)
-    return Source(_FolderFiles(folder), path, [path / file for file in listing.files], settings, listing.files, view)
+    return PackSource(
+        _RecordingFiles(folder), path, [path / file for file in listing.files], settings, listing.files, view
+    )
 
 
 def _on_sensor(packed: Pack, sensor: tuple[int, int]) -> tuple[int, int]:

@@ -14,12 +14,12 @@ from gridless.data.prepare import Preparation, is_finite, turned
 from gridless.data.readers.clouds.lidar import label_files
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, collate
-from gridless.tasks.base import Prediction
+from gridless.tasks.base import FilePrediction
 from gridless.tasks.clouds import CloudTask, with_short_labels
 from gridless.tasks.labelled import stem, write_labels, write_parts
 from gridless.tasks.loading import FOLDER, check_kind, check_labels, folder_of, made
 from gridless.tasks.scores import mean_ious, mean_overlap, overlaps, shape_ious
-from gridless.tasks.storage import Source, examples_of
+from gridless.tasks.storage import PackSource, examples_of
 from gridless.training.batch import Batch
 from gridless.training.examples import TrainingSet, block
 from gridless.training.packed import PackedSet
@@ -50,7 +50,9 @@ class LabelPoints(CloudTask):
         cloud = block(shapes.coords, shapes.sizes, {"part": shapes.parts})
         return TrainingSet.of(cloud, shapes.labels, shapes.class_names)
 
-    def source_of_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> Source | None:
+    def source_of_set(
+        self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]
+    ) -> PackSource | None:
         if recipe.data != "semantickitti":
             return None
         return _scan_source(folder_of(recipe, path), split, recipe.points, options)
@@ -63,11 +65,11 @@ class LabelPoints(CloudTask):
         if len({stem(file) for file in files}) < len(files):
             raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
 
-    def prediction(self, file: Path, written: Path, counts: Mapping[str, int]) -> Prediction:
+    def prediction(self, file: Path, written: Path, counts: Mapping[str, int]) -> FilePrediction:
         """The number of points of a file with each label, and the path of the labelled file."""
         line = ", ".join(f"{name} {n}" for name, n in counts.items() if n or self.records == "parts")
         record = {"file": str(file), "written": str(written), self.records: dict(counts)}
-        return Prediction(f"{file}: {line} points, in {written}", record)
+        return FilePrediction(f"{file}: {line} points, in {written}", record)
 
 
 class LabelParts(LabelPoints):
@@ -124,7 +126,7 @@ class LabelParts(LabelPoints):
             raise ValueError(f"--out {out}: parts go to OUT/NAME.ply: give a folder")
         super().check_files(files, options)
 
-    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=False)
         settings = {name: options[name] for name in ("category", "points", "up", "keep_scale") if name in options}
         return self.prediction(file, *write_parts(model, file, Path(options.get("out") or "parts"), **settings))
@@ -180,7 +182,7 @@ class LabelScenes(LabelPoints):
             raise ValueError(f"--out {out}: scenes are written as {', '.join(OUTPUTS)}: give one of these, or a folder")
         super().check_files(files, options)
 
-    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         names = {"tile": "size", "grid": "grid", "workers": "workers", "ray": "ray", "double": "double"}
         settings = {setting: options[name] for name, setting in names.items() if name in options}
         settings["device"] = str(options.get("device", "cpu"))
@@ -236,7 +238,7 @@ def _scans(root: Path, split: str, points: int, options: Mapping[str, Any]) -> T
     return TrainingSet.of(collate(clouds), torch.zeros(len(clouds), dtype=torch.int64), **scans.facts)
 
 
-def _scan_source(root: Path, split: str, points: int, options: Mapping[str, Any]) -> Source | None:
+def _scan_source(root: Path, split: str, points: int, options: Mapping[str, Any]) -> PackSource | None:
     """The files of the release. Its parts `fit` and `validation` are views of the pack of `train`."""
     whole = _Scans(root, "test" if split == "test" else "train", points, options)
     if not whole.names:
@@ -250,4 +252,4 @@ def _scan_source(root: Path, split: str, points: int, options: Mapping[str, Any]
     scans = [file for _, file in whole.scans.files]
     files = scans + [label for scan in scans for label in label_files(scan) if label.is_file()]
     settings = ("semantickitti", whole.scans.grid, whole.scans.scans, whole.how, points)
-    return Source(whole, root, files, settings, whole.names, view)
+    return PackSource(whole, root, files, settings, whole.names, view)

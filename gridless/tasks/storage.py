@@ -45,7 +45,7 @@ class Storage:
 
 
 @dataclass(frozen=True)
-class Source:
+class PackSource:
     """Files of a data set that can be packed without reading them all into memory."""
 
     dataset: Any

@@ -24,7 +24,7 @@ from gridless.augment.policy import Policy
 from gridless.data.files import write_whole
 from gridless.plan import Plan
 from gridless.structures import Rows
-from gridless.tasks.base import Prediction, Task
+from gridless.tasks.base import FilePrediction, Task
 from gridless.tasks.loading import (
     FOLDER,
     SIZES,
@@ -153,7 +153,7 @@ class Track(Task):
     def live(self, logits: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         return [{"x": round(x, 3), "y": round(y, 3)} for x, y in logits.tolist()]
 
-    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         """Write the positions after every event to `out`: a file .csv or .json, or a folder."""
         from gridless.data import read_events
         from gridless.live import stream
@@ -167,7 +167,7 @@ class Track(Task):
         write_positions(out, columns)
         x, y = columns[-1, 1:] if len(columns) else model.middle.tolist()
         line = f"{file}: {len(columns):,} positions, the last ({x:.2f}, {y:.2f}), in {out}"
-        return Prediction(line, {"file": str(file), "positions": len(columns), "x": x, "y": y, "out": str(out)})
+        return FilePrediction(line, {"file": str(file), "positions": len(columns), "x": x, "y": y, "out": str(out)})
 
 
 def training_set(data: Any) -> TrainingSet:

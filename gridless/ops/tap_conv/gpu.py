@@ -30,7 +30,7 @@ _PROGRAMS = 264
 _PART = 1024
 
 
-class Tile(NamedTuple):
+class TileShape(NamedTuple):
     """How a kernel is cut: rows, columns and steps of a product, warps, steps in flight, and groups of taps."""
 
     rows: int
@@ -41,7 +41,7 @@ class Tile(NamedTuple):
     groups: int
 
 
-class Group(NamedTuple):
+class TapGroup(NamedTuple):
     """The rows of some taps in tiles: those of tile t are rows[t], and its entries begin[t] to begin[t + 1]. Entry e is
     tap taps[e], at which row r of the tile has source gather[e, r]."""
 
@@ -134,43 +134,43 @@ def _precision(dtype: torch.dtype) -> str:
 
 
 @lru_cache(1 << 12)
-def product_tile(dtype: torch.dtype, precision: str, taps: int, channels: int, width: int) -> Tile:
+def product_tile(dtype: torch.dtype, precision: str, taps: int, channels: int, width: int) -> TileShape:
     """By trial on an H200: benchmarks/NOTES.md."""
     columns, deep = min(max(power_of_two(width), 16), 128), max(power_of_two(channels), 16)
     least = cdiv(taps, _BITS)
     if dtype == torch.float64:
-        return Tile(32, min(columns, 32), 16, 4, 1, least)
+        return TileShape(32, min(columns, 32), 16, 4, 1, least)
     if dtype != torch.float32:
-        return Tile(64, columns, min(deep, 64), 4, 3, least)
+        return TileShape(64, columns, min(deep, 64), 4, 3, least)
     # Where products take long, those of rows that have no such tap weigh more than a second pass over the sums.
     exact = precision == "tf32x3"
     long = min(channels, width) >= (64 if exact else 256)
     columns = min(columns, 64 if exact else 128)
-    return Tile(64, columns, min(deep, 32), 4, 3, max(2 if long and taps > 8 else 1, least))
+    return TileShape(64, columns, min(deep, 32), 4, 3, max(2 if long and taps > 8 else 1, least))
 
 
 @lru_cache(1 << 12)
-def weight_tile(dtype: torch.dtype, precision: str, channels: int, width: int) -> Tile:
+def weight_tile(dtype: torch.dtype, precision: str, channels: int, width: int) -> TileShape:
     """Rows are input channels, columns output channels, steps edges."""
     rows, columns = (min(max(power_of_two(n), 16), 128) for n in (channels, width))
     if dtype == torch.float64:
-        return Tile(min(rows, 32), min(columns, 32), 16, 4, 1, 1)
+        return TileShape(min(rows, 32), min(columns, 32), 16, 4, 1, 1)
     warps = 8 if rows * columns > 64 * 128 else 4
     if precision == "tf32x3" and warps == 4:
-        return Tile(min(rows, 64), min(columns, 64), 64, 4, 3, 1)
+        return TileShape(min(rows, 64), min(columns, 64), 64, 4, 3, 1)
     stages = 2 if precision == "tf32" else 3
-    return Tile(rows, columns, 32 if dtype == torch.float32 else 64, warps, stages, 1)
+    return TileShape(rows, columns, 32 if dtype == torch.float32 else 64, warps, stages, 1)
 
 
 # Tiles of rows.
 
 
-def tiles_of(edges: TapEdges, block: int, groups: int) -> tuple[Group, ...]:
+def tiles_of(edges: TapEdges, block: int, groups: int) -> tuple[TapGroup, ...]:
     """The rows of the edges in tiles of `block`, for each group of taps; cached."""
     return edges.cached(f"tiles of {block} in {groups}", lambda: _make_tiles(edges, block, groups))
 
 
-def _make_tiles(edges: TapEdges, block: int, groups: int) -> tuple[Group, ...]:
+def _make_tiles(edges: TapEdges, block: int, groups: int) -> tuple[TapGroup, ...]:
     """One sort and one pass for all groups. The host reads how many entries there are, and so how many edges: a graph
     that is captured has room for all."""
     table, (rows, taps) = edges.table, edges.table.shape
@@ -199,7 +199,7 @@ def _make_tiles(edges: TapEdges, block: int, groups: int) -> tuple[Group, ...]:
     at = table.new_empty(groups, tiles, block), table.new_empty(entries), table.new_empty(entries, block)
     _TILES(grid, (table, order, ends, *at), (rows,), (taps, groups, share, block), 2)
     of_rows, of_taps, gather = at
-    return tuple(Group(of_rows[g], ends[0, g * tiles :], of_taps, gather) for g in range(groups))
+    return tuple(TapGroup(of_rows[g], ends[0, g * tiles :], of_taps, gather) for g in range(groups))
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -20,7 +20,7 @@ TYPES = {
 }  # fmt: skip
 
 
-class Field(NamedTuple):
+class PcdField(NamedTuple):
     name: str
     kind: np.dtype
     count: int
@@ -57,11 +57,11 @@ def read(source: Source) -> Points:
     return _points(source, fields, columns)
 
 
-def _none(field: Field) -> np.ndarray:
+def _none(field: PcdField) -> np.ndarray:
     return np.empty((0, field.count), field.kind)
 
 
-def _header(source: Source) -> tuple[list[Field], int, str, int, int]:
+def _header(source: Source) -> tuple[list[PcdField], int, str, int, int]:
     """The fields, the number of points, how they are stored, and byte and line where they begin."""
     header: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
@@ -89,7 +89,7 @@ def _header(source: Source) -> tuple[list[Field], int, str, int, int]:
             raise source.error(f"{name[:40]!r} has the unknown type {(kind + ' ' + size)[:40]}", line=lines["TYPE"])
         if not re.fullmatch(r"[1-9][0-9]{0,4}", repeat):
             raise source.error(f"{name[:40]!r} has the count {repeat[:40]}", line=lines["COUNT"])
-        fields.append(Field(name, np.dtype(TYPES[kind + size]), int(repeat), start, column))
+        fields.append(PcdField(name, np.dtype(TYPES[kind + size]), int(repeat), start, column))
         start, column = start + int(size) * int(repeat), column + int(repeat)
     way = " ".join(header["DATA"])
     if way not in ("ascii", "binary", "binary_compressed"):
@@ -104,7 +104,7 @@ def _header(source: Source) -> tuple[list[Field], int, str, int, int]:
     return fields, count, way, at, line
 
 
-def _ascii(source: Source, fields: list[Field], count: int, at: int, line: int) -> list[np.ndarray]:
+def _ascii(source: Source, fields: list[PcdField], count: int, at: int, line: int) -> list[np.ndarray]:
     width = fields[-1].column + fields[-1].count
     body = source.data[at:]
     table = numbers(source, body, line, width)
@@ -117,7 +117,7 @@ def _ascii(source: Source, fields: list[Field], count: int, at: int, line: int) 
     return columns
 
 
-def _points(source: Source, fields: list[Field], columns: list[np.ndarray]) -> Points:
+def _points(source: Source, fields: list[PcdField], columns: list[np.ndarray]) -> Points:
     found = []
     for field, column in zip(fields, columns, strict=True):
         found += [] if field.name == "_" else colours(field.name, column)
