@@ -19,7 +19,6 @@ from gridless.structures import Cloud, Edges, Geometry, Rows
 from gridless.tasks.base import Task
 from gridless.tasks.loading import (
     FOLDER,
-    check_labelled,
     describe_folder,
     folder_of,
     folder_options,
@@ -27,7 +26,7 @@ from gridless.tasks.loading import (
     range_of,
     some_of,
 )
-from gridless.tasks.storage import PackSource, examples_of
+from gridless.tasks.storage import PackSource, check_labelled, examples_of
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
