@@ -392,6 +392,19 @@ def test_voxels_are_numbered_by_their_first_point_and_come_in_zyx():
     assert [len(x) for x in none] == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("size", "span", "grid"),
+    [
+        # Measured with spconv 2.3.8. In exact arithmetic each of these has 2.5 or 3.5 cells.
+        ([0.6, 0.05], [-1.6, -0.9, 0.5, 0.7], [32, 3]),
+        ([0.48, 0.36, 0.57], [-0.3, -0.8, -0.7, 0.8, 0.1, 1.5], [4, 3, 2]),
+        ([0.39, 0.44, 0.17], [-0.8, -0.9, -1.1, 0.4, 0.2, 1.9], [18, 3, 3]),
+    ],
+)
+def test_a_grid_has_as_many_cells_as_spconvs(size, span, grid):
+    assert PointToVoxel(size, span, len(size), 10, 5).grid_size == grid
+
+
 def test_openpcdets_voxel_generator_takes_and_gives_numpy():
     make = utils.Point2VoxelCPU3d(
         vsize_xyz=[0.5] * 3, coors_range_xyz=[0, 0, 0, 4, 4, 4], num_point_features=4, max_num_points_per_voxel=5,

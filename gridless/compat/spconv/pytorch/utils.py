@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -39,12 +40,14 @@ class PointToVoxel:
         self.device = torch.device(device)
         self.num_point_features, self.max_num_voxels = num_point_features, max_num_voxels
         self.max_num_points_per_voxel = max_num_points_per_voxel
-        least, most = list(coors_range_xyz[: self.ndim]), list(coors_range_xyz[self.ndim :])
-        self._size_xyz, self._least_xyz = [float(side) for side in vsize_xyz], [float(low) for low in least]
-        self._cells_xyz = [round((b - a) / side) for a, b, side in zip(least, most, vsize_xyz, strict=True)]
-        # As spconv has them: zyx.
+        # spconv computes in float32 and rounds halves up: 2.5 cells are 3.
+        size, bounds = torch.tensor(list(vsize_xyz)).float(), torch.tensor(list(coors_range_xyz)).float()
+        least, most = bounds[: self.ndim], bounds[self.ndim :]
+        self._size_xyz, self._least_xyz = size.tolist(), least.tolist()
+        self._cells_xyz = [math.floor(cells + 0.5) for cells in ((most - least) / size).tolist()]
+        # spconv's attributes are in the order zyx.
         self.vsize, self.grid_size = self._size_xyz[::-1], self._cells_xyz[::-1]
-        self.coors_range = least[::-1] + most[::-1]
+        self.coors_range = self._least_xyz[::-1] + most.tolist()[::-1]
 
     def __call__(
         self, pc: Tensor, clear_voxels: bool = True, empty_mean: bool = False
