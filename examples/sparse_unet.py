@@ -1,9 +1,10 @@
-"""Train a small SparseUNet, written for spconv, on LiDAR scans, and label a scene that it has not seen.
+"""Train a small SparseUNet, written for spconv, on scans of a street, and label a scene that it has not seen.
 
---scans is a folder of SemanticKITTI, or its pack. Without it, the program generates scans of a street.
+It needs gridless only. Scans are generated, unless you give the folder of SemanticKITTI or its pack.
 
-python examples/sparse_unet.py            minutes on two cores
-python examples/sparse_unet.py --quick    a smoke test of a few seconds
+python examples/sparse_unet.py                   minutes on two cores
+python examples/sparse_unet.py --scans FOLDER    LiDAR scans of SemanticKITTI
+python examples/sparse_unet.py --quick           a smoke test of a few seconds
 """
 
 import argparse
@@ -17,7 +18,6 @@ import gridless.compat.spconv.pytorch as spconv  # or gl.compat.enable(), then i
 from gridless.compat.spconv.pytorch.conv import SparseConvolution
 from gridless.compat.torch_scatter import scatter_mean, scatter_min
 
-SCANS = Path(__file__).resolve().parents[2] / "shared" / "data" / "semantickitti_22_scans.npz"
 CLASSES = len(gl.data.SemanticKITTI.class_names)
 
 
@@ -64,15 +64,14 @@ def street(seed: int) -> gl.Cloud:
 def main(argv: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--scans", type=Path, default=SCANS, help="the release of SemanticKITTI, or its pack")
+    parser.add_argument("--scans", type=Path, help="the release of SemanticKITTI, or its pack")
     options = parser.parse_args(argv)
     torch.manual_seed(0)
     device, (side, width) = "cuda" if torch.cuda.is_available() else "cpu", (1.0, 8) if options.quick else (0.3, 24)
-    if options.scans.exists():
+    if options.scans:
         train, test = (gl.data.SemanticKITTI(options.scans, split) for split in ("fit", "validation"))
         clouds, scene = [train[i][0] for i in range(6 if options.quick else len(train))], test[0][0]
     else:
-        print(f"There is no {options.scans}: using generated scans of a street.")
         *clouds, scene = map(street, range(7))
     scans = [voxels_of(cloud, side, device) for cloud in clouds]
     stem, head = layer(spconv.SubMConv3d(3, width, 3, indice_key="level2")), nn.Linear(width, CLASSES)

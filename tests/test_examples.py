@@ -77,11 +77,17 @@ def test_a_task_of_ones_own_is_trained_and_judged_by_the_command_line(monkeypatc
     assert error < 0.9 * guess
 
 
-@pytest.mark.parametrize("scans", [[], ["--scans", "nowhere"]])
-def test_a_sparse_unet_labels_a_scene_better_than_by_its_most_common_class(scans: list[str]):
-    # Terrain is 27 % of the points of the scan, the road half of those of the generated street.
-    least = 0.55 if scans or not (FOLDER.parents[1] / "shared" / "data").is_dir() else 0.3
-    assert example("sparse_unet").main(["--quick", *scans]) > least
+def test_a_sparse_unet_labels_a_scene_better_than_by_its_most_common_class():
+    # The road is half of the points of a generated street.
+    assert example("sparse_unet").main(["--quick"]) > 0.55
+
+
+def test_a_sparse_unet_labels_a_lidar_scan_better_than_by_its_most_common_class():
+    scans = FOLDER.parents[1] / "shared" / "data" / "semantickitti_22_scans.npz"
+    if not scans.exists():
+        pytest.skip("no scans of SemanticKITTI")
+    # Terrain is 27 % of the points.
+    assert example("sparse_unet").main(["--quick", "--scans", str(scans)]) > 0.3
 
 
 def test_examples_are_short_and_all_of_them_are_tested():
