@@ -1,0 +1,127 @@
+"""Figures on hand-written pages are those of benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HEADS = ("voxel", "stream")
+
+Results = dict[str, Any]  # benchmarks/results/*.json and results/reproduction/*.json by name
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks" / "results").rglob("*.json")}
+
+
+def row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def going_live(r: Results) -> Iterator[str]:
+    medians = [network[head]["p50 us"] for network in r["latency"]["results"].values() for head in HEADS]
+    yield f"A call with one event takes {min(medians):.1f} to {max(medians):.1f} us (median"
+    live = r["streaming"]["results"]
+    stream = live["n_mnist"]["stream"]
+    yield f"N-MNIST network takes {stream['MB']:.0f} MB, of which {stream['state MB']:.1f} MB are state"
+    sizes = [network[head]["MB"] for name, network in live.items() if name != "n_mnist" for head in HEADS]
+    yield f"other networks and N-Cars take {min(sizes):.0f} to {max(sizes):.0f} MB"
+    loads = r["overload"]["rows"]
+    yield row("load", *(f"{load['load']:g}" for load in loads))
+    events = [f"{load['events a recording']:,.0f}" for load in loads]
+    yield row(f"events kept, of {events[0]}", "all", *events[1:])
+    yield row("accuracy, %", *(f"{100 * load['accuracy']:.1f}" for load in loads))
+    longest = max(load["p99 ms"] for load in r["overload"]["lag"]["rows"])
+    yield f"99 of 100 packets have a lag below {math.ceil(longest)} ms"
+
+
+def fast(r: Results) -> Iterator[str]:
+    steps = {step["who"]: step for step in r["captured"]["rows"]}
+    for name, who in {
+        "eager": "eager",
+        "eager, backward in the caller's thread": "eager, backward in one thread",
+        "`gl.capture`": "gl.capture",
+    }.items():
+        yield row(name, f"{steps[who]['kept, ms']:.1f}", f"{steps[who]['anew, ms']:.1f}")
+    padded = steps["torch.compile, reduce-overhead, two batches padded to powers of two"]["kept, ms"]
+    yield f"| {padded:.1f} | |"
+    yield f"`gl.training.Loader` | | {steps['gl.capture, gl.training.Loader']['anew, ms']:.1f} |"
+    one_thread = steps["eager, backward in one thread"]["kept, ms"]
+    yield f"{one_thread:.1f} instead of {steps['eager']['kept, ms']:.1f} ms a step"
+    small = [steps[f"the N-MNIST network, 32 recordings of 1,999 events, {how}"] for how in ("captured", "eager")]
+    large = "the N-Cars network, stream head, 32 recordings of 17,492 events"
+    busy = [steps[f"{large}, {how}"] for how in ("captured", "eager")]
+    yield "takes {:.1f} ms instead of {:.1f} ms".format(*(step["kept, ms"] for step in small))
+    yield "takes {:.0f} ms instead of {:.0f} ms".format(*(step["kept, ms"] for step in busy))
+    scan = r["scenes"]["rows"]["network"]["64 channels, float32"]
+    eager, captured = scan["ours, raw scan both ms"], scan["ours, raw scan, captured both ms"]
+    ahead = scan["ours, raw scan, captured both ms, ahead"]
+    yield f"A step takes {eager:.1f} ms eager, {captured:.1f} ms captured and {ahead:.1f} ms with `ahead`"
+    convolutions = r["event_conv_cpu"]["network"]
+    scan_s, edges_s = convolutions["scan"]["ms"] / 1000, convolutions["paper"]["ms"] / 1000
+    yield f"takes {scan_s:.2f} s. Sparse products over edges take {edges_s:.1f} s"
+    first = r["calls"]["rows"]["large: first plan and step, s"]
+    yield f"it takes {first['step_s']:.1f} s, and the first plan {first['plan_s']:.1f} s"
+
+
+def export(r: Results) -> Iterator[str]:
+    shipped = {"n_cars": "`n-cars-stream` (shipped)", "n_cars_small": "`n-cars-small` (shipped)"}
+    networks = r["export"]["results"]
+    for name, ways in networks.items():
+        times = (ways[way]["us/event"] for way in ("engine", "portable", "fused", "16 bits"))
+        yield row(shipped.get(name, f"`{name}`"), *(f"{time:.2g}" for time in times))
+    medians, rare = ([ways["portable"][f"call {p} us"] for ways in networks.values()] for p in ("p50", "p99"))
+    yield f"A call of C with one event takes {min(medians):.2f} to {max(medians):.2f} us in the median"
+    yield f"the 99th percentile is {min(rare):.0f} to {max(rare):.0f} us"
+
+
+def comparison(r: Results) -> Iterator[str]:
+    weights = r["official"]["weights"]
+    yield f"our stream network {100 * weights['n-cars-stream']['accuracy']:.1f} %"
+    yield f"`n-cars` ({100 * weights['n-cars']['accuracy']:.1f} %)"
+
+
+def paper_to_code(r: Results) -> Iterator[str]:
+    lines = r["stats"]["rows"]["modelnet40-large"]["lines"]
+    for level in range(4):
+        points = next(line["rows"]["median"] for name, line in lines.items() if name.startswith(f"X{level} "))
+        inside = lines[f"N{level}{level} ball"]["neighbours"]["mean"]
+        down = f"{lines[f'N{level - 1}{level} ball']['neighbours']['mean']:.1f}" if level else ""
+        yield " ".join(row(str(level), f"{points:,.0f}", f"{inside:.1f}", down).split())
+    orders = r["update_orders"]["rows"]
+    target, updating = orders["at the target"], orders["while updating"]
+    yield f"{target['multiply_adds_per_event']:,.0f} multiply-adds per input event and {target['state_mb']:.1f} MB"
+    yield f"{updating['multiply_adds_per_event']:,.0f} and {updating['state_mb']:.1f} MB"
+
+
+def notes(r: Results) -> Iterator[str]:
+    steps = {step["who"]: step.get("kept, ms") for step in r["captured"]["rows"]}
+    small = "the N-MNIST network, 32 recordings of 1,999 events"
+    yield f"{steps['gl.capture']:.1f} ms a step instead of {steps['eager']:.1f}"
+    yield f"N-MNIST {steps[f'{small}, captured']:.1f} instead of {steps[f'{small}, eager']:.1f}"
+    up = {layer["order"]: layer["ms"] for layer in r["orders"]["rows"] if layer["layer"] == "up-sample"}
+    yield f"{up['transform_first']:.3f} ms with `transform_first` instead of {up['gather_first']:.3f}"
+
+
+@pytest.mark.parametrize(
+    ("page", "phrases"),
+    [
+        ("docs/tutorials/going-live.md", going_live),
+        ("docs/tutorials/fast.md", fast),
+        ("docs/tutorials/export.md", export),
+        ("docs/comparison.md", comparison),
+        ("docs/paper-to-code.md", paper_to_code),
+        ("benchmarks/NOTES.md", notes),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_figures_of_a_page_are_those_of_the_results(page: str, phrases: Any, results: Results):
+    text = " ".join((ROOT / page).read_text().split())
+    assert [phrase for phrase in phrases(results) if phrase not in text] == []
