@@ -319,8 +319,8 @@ def test_clouds_and_events_are_told_apart_where_a_line_is_written():
 def test_the_sensor_kernel_and_stride_of_events_are_checked_where_they_are_written():
     plan = gl.Plan()
     for sensor, words in (
-        ((34.7, 34), "two whole numbers"),
-        ((-5, 3), "-5 x 3 pixels cannot be"),
+        ((34.7, 34), r"sensor .*34\.7"),
+        ((-5, 3), "sensor .*-5 x 3"),
         ((34,), "must be"),
         (34, "must be"),
     ):
@@ -502,7 +502,7 @@ def test_a_geometry_of_another_plan_is_refused_by_the_layers_of_this_one():
         conv(features, one(points))
     conv(features, pickle.loads(pickle.dumps(plan(points))).to("cpu"))
     for geometry in (other(points), gl.collate([other(points)])):
-        with pytest.raises(ValueError, match="N00 of this geometry is not what is asked for: another plan"):
+        with pytest.raises(ValueError, match=r"N00 .*geometry.* plan"):
             conv(features, geometry)
 
 
@@ -516,5 +516,5 @@ def test_geometries_of_different_plans_are_not_collated():
     short.points(dim=3)
     points = torch.rand(20, 3)
     for first, second in ((plans[0], plans[1]), (short, plans[0])):
-        with pytest.raises(ValueError, match="collate: these geometries were made by different plans"):
+        with pytest.raises(ValueError, match=r"collate: .*geometries.* plans"):
             gl.collate([first(points), second(points)])

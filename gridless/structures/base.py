@@ -81,8 +81,8 @@ class Structure:
         if self.padding and _capturing(self.device):
             mask = "cloud.example < cloud.num_examples or edges.target < edges.num_target"
             raise RuntimeError(
-                f"{type(self).__name__}: in a captured step the padding begins elsewhere in each batch, and is not cut "
-                f"off: leave it out by a mask, {mask}"
+                f"{type(self).__name__}: a captured step cannot cut off the padding, whose start differs in each "
+                f"batch. Use a mask: {mask}"
             )
         return len(self) - self.padding
 
@@ -301,20 +301,20 @@ class Ragged(Structure):
                 return self._part(slice(a, b), self.splits.clamp(a, b) - a)
             at = torch.from_numpy(np.arange(a, b, step))
         if hasattr(at, "plan"):
-            raise TypeError(f"expected a Geometry, not {name}: call model(model.plan(x))")
+            raise TypeError(f"expected a Geometry, not {name}. Call model(model.plan(x)).")
         if isinstance(at, str):
-            raise TypeError(f"{name}: what belongs to each {self._row} is in its rows, x.rows[{at!r}]")
+            raise TypeError(f"{name} has no columns: x[{at!r}]. The rows of its {self._row}s are in x.rows[{at!r}].")
         if not isinstance(at, Tensor | np.ndarray | Sequence) or isinstance(at, tuple):
             raise TypeError(
-                f"{name} is cut by slices, masks and positions of {self._row}s, x[a:b]; {self._example} i of a batch "
-                f"is x.examples[i], and one {self._row} is in its tensors, x.{self._length}[i]"
+                f"{name}: x[...] takes slices, masks and positions of {self._row}s, such as x[a:b], not {at!r}. Use "
+                f"x.examples[i] for one {self._example} of a batch, x.{self._length}[i] for one {self._row}."
             )
         rows = torch.as_tensor(at, device=self.device)
         if rows.ndim != 1 or (rows.dtype not in (torch.bool, torch.int64, torch.int32) and len(rows)):
-            raise TypeError(f"{name}: a mask or positions must be 1-D, bool or whole numbers, not {shape_of(rows)}")
+            raise TypeError(f"{name}: a mask or positions are 1-D, bool or whole numbers, not {shape_of(rows)}")
         if rows.dtype == torch.bool:
             if len(rows) != len(self):
-                raise IndexError(f"{name}: a mask of {len(rows)} entries does not fit {len(self)} {self._row}s")
+                raise IndexError(f"{name}: the mask has {len(rows)} entries for {len(self)} {self._row}s")
             return self._masked(
                 rows if not self.padding else rows & (torch.arange(len(self), device=self.device) < end)
             )
@@ -322,13 +322,13 @@ class Ragged(Structure):
         if len(rows):
             low, high = (int(v) for v in rows.aminmax())
             if low < -end or high >= end:
-                raise IndexError(f"{name}: positions run from {low} to {high}, but there are {end} {self._row}s")
+                raise IndexError(f"{name}: positions {low} to {high} are outside {end} {self._row}s")
         rows = torch.where(rows < 0, rows + end, rows)
         splits = torch.tensor([0, len(rows)], device=self.device)
         if self.num_examples != 1:
             example = self.example[rows]
             if bool((example.diff() < 0).any()):
-                raise ValueError(f"{name}: positions must keep the examples of a batch apart, and in their order")
+                raise ValueError(f"{name}: positions mix the examples of the batch. Sort them by example.")
             splits = torch.searchsorted(example, torch.arange(self.num_examples + 1, device=self.device))
         part = self._part(rows, splits)
         # Events at any positions may no longer be in order: they are looked at again.
@@ -376,10 +376,10 @@ class ExamplesOf(Sequence, Generic[R]):
         if isinstance(i, slice):
             return [self[k] for k in range(len(self))[i]]
         if not hasattr(i, "__index__"):
-            several = "a batch of several is gl.collate([x.examples[i] for i in ...])"
-            raise TypeError(f"examples are taken by a number or a slice, not by a {type(i).__name__}: {several}")
+            remedy = "For several, use gl.collate([x.examples[i] for i in ...])."
+            raise TypeError(f"examples[i] takes a number or a slice, not a {type(i).__name__}. {remedy}")
         if not -len(self) <= i < len(self):
-            raise IndexError(f"{self._batch._example} {i} of {len(self)}")
+            raise IndexError(f"{self._batch._example} {i} is out of range: the batch has {len(self)}")
         return self._alone(*self._batch.splits[i % len(self) :][:2].tolist())
 
     def __iter__(self) -> Iterator[R]:
@@ -393,23 +393,23 @@ class ExamplesOf(Sequence, Generic[R]):
 def check_splits(splits: Tensor, end: int, what: str) -> None:
     host = splits.detach().cpu().numpy()
     if host[0] != 0:
-        raise ValueError(f"{what}: splits must begin with 0, not {host[0]}")
+        raise ValueError(f"{what}: splits must start at 0, not {host[0]}")
     down = host[1:] < host[:-1]
     if down.any():
         i = int(down.argmax())
-        raise ValueError(f"{what}: splits must ascend, but entry {i + 1} is {host[i + 1]} after {host[i]}")
+        raise ValueError(f"{what}: splits must ascend. Entry {i + 1} is {host[i + 1]} after {host[i]}.")
     if host[-1] != end:
-        raise ValueError(f"{what}: splits end at {host[-1]}, but there are {end} rows")
+        raise ValueError(f"{what}: splits end at {host[-1]}, not at the {end} rows")
 
 
 def as_splits(splits: Any, device: torch.device, what: str) -> Tensor:
     splits = splits if isinstance(splits, Tensor) else torch.as_tensor(splits, device=device)
     if splits.dtype not in (torch.int64, torch.int32) or splits.ndim != 1 or splits.shape[0] < 1:
         raise ValueError(
-            f"{what}: splits must be a 1-D integer tensor with one entry more than there are groups, "
-            f"not {splits.dtype} of shape {tuple(splits.shape)}"
+            f"{what}: splits are {splits.dtype} of shape {tuple(splits.shape)}. "
+            "Give a 1-D integer tensor with one entry more than there are groups."
         )
     if splits.device != device:
-        raise ValueError(f"{what}: splits are on {splits.device}, the rows on {device}: move both to one device")
+        raise ValueError(f"{what}: splits are on {splits.device}, the rows on {device}. Move both to one device.")
     # A copy: what was checked is what kernels read.
     return splits.to(torch.int64, copy=True, memory_format=torch.contiguous_format)

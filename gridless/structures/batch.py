@@ -48,12 +48,12 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
     the padding belongs to no example and no edge.
     """
     if not examples:
-        raise ValueError("collate: an empty list of examples")
+        raise ValueError("collate: the list of examples is empty")
     first = examples[0]
     _check_alike(examples)
     if isinstance(first, Geometry):
         if any(set(e) != set(first) or e.lines != first.lines for e in examples):
-            raise ValueError("collate: these geometries were made by different plans: run one plan for all examples")
+            raise ValueError("collate: these geometries come from different plans. Run one plan on all examples.")
         return Geometry({n: collate([e[n] for e in examples], bucket) for n in first}, first.lines)
     if isinstance(first, Structure):
         merged = _merge(examples)
@@ -65,13 +65,13 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
         return {k: collate([e[k] for e in examples], bucket) for k in first}
     if isinstance(first, Tensor | np.ndarray) and len(shapes := {tuple(e.shape) for e in examples}) > 1:
         raise ValueError(
-            f"collate: tensors of the shapes {sorted(shapes)} cannot be stacked: give gl.Cloud.of(xyz) for points. "
-            "What else belongs to each travels with it: gl.Cloud.of(xyz, rgb=rgb), and then geometry['X0'].rows['rgb']"
+            f"collate: tensors of shapes {sorted(shapes)} cannot be stacked. For points with values, use "
+            "gl.Cloud.of(xyz, rgb=rgb), and read geometry['X0'].rows['rgb']."
         )
     try:
         return torch.utils.data.default_collate(list(examples))
     except TypeError as error:
-        raise TypeError(f"collate: {error}: what holds points of another library is gl.Cloud.of(x)") from None
+        raise TypeError(f"collate: {error}. Convert points of another library with gl.Cloud.of(x).") from None
 
 
 # Types that are collated in one way, and may be mixed.
@@ -84,10 +84,10 @@ def _check_alike(examples: Sequence[Any]) -> None:
     if first is None or len({*map(type, examples)}) > 1:
         for i, example in enumerate(examples):
             if example is None:
-                raise TypeError(f"collate: example {i} has a None, of which there is no batch: leave it out")
+                raise TypeError(f"collate: example {i} has a None, which cannot be batched. Leave it out.")
             if _alike(example) is not _alike(first):
                 kinds_in_words = f"{type(first).__name__} in example 0 and {type(example).__name__} in example {i}"
-                raise TypeError(f"collate: {kinds_in_words} cannot share a batch: make them alike")
+                raise TypeError(f"collate: {kinds_in_words} cannot share a batch. Give all the same type.")
     if isinstance(first, tuple | list):
         for i, example in enumerate(examples):
             if len(example) != len(first):
@@ -99,7 +99,7 @@ def _check_alike(examples: Sequence[Any]) -> None:
             if example.keys() != first.keys():
                 odd = next(iter(example.keys() ^ first.keys()))
                 has, lacks = (0, i) if odd in first else (i, 0)
-                raise ValueError(f"collate: example {has} has {odd!r}, and example {lacks} has not: give it to all")
+                raise ValueError(f"collate: example {has} has {odd!r}, example {lacks} has not. Give it to all.")
 
 
 def _alike(value: Any) -> Any:
@@ -108,7 +108,7 @@ def _alike(value: Any) -> Any:
 
 def _refuse(batch: Sequence[Any], *, collate_fn_map: Any = None) -> None:
     what = type(batch[0]).__name__
-    raise TypeError(f"a DataLoader cannot make a batch of {what} by itself: pass it collate_fn=gl.collate")
+    raise TypeError(f"DataLoader cannot batch {what} by default. Pass collate_fn=gl.collate.")
 
 
 # A DataLoader without our `collate`, Lightning's included, refuses our structures.
@@ -135,9 +135,9 @@ def _merge(parts: Sequence[Structure]) -> Structure:
         if kind == "same":
             if column.count(column[0]) != len(column):
                 settings = " and ".join(dict.fromkeys(map(str, column)))
-                raise ValueError(f"collate: {_several(cls)} of different {name}, {settings}, cannot share a batch")
+                raise ValueError(f"collate: {_several(cls)} with different {name} cannot share a batch: {settings}")
             if name == "padding" and column[0]:
-                raise ValueError("collate: padded batches cannot be collated again")
+                raise ValueError("collate: padded batches cannot be collated. Collate first, then pad.")
             values[name] = column[0]
         elif kind == "size":
             values[name] = sum(column)
@@ -145,7 +145,7 @@ def _merge(parts: Sequence[Structure]) -> Structure:
             values[name] = Rows.joined(column, "collate")
         elif any(v is None for v in column):
             if any(v is not None for v in column):
-                raise ValueError(f"collate: some {_several(cls)} have {name} and some have none")
+                raise ValueError(f"collate: only some {_several(cls)} have {name}. Give it to all or to none.")
             values[name] = None
         elif kind == "rows":
             values[name] = _stacked(column, name)
@@ -154,7 +154,7 @@ def _merge(parts: Sequence[Structure]) -> Structure:
         else:
             values[name] = _shifted(column, columns[refers or ""], holes=kind != "full index")
     if issubclass(cls, Edges) and (len(values["source"]) > MAX_EDGES or values["num_source"] > MAX_EDGES):
-        raise ValueError(f"collate: {len(values['source'])} edges are more than {MAX_EDGES}: take smaller batches")
+        raise ValueError(f"collate: {len(values['source'])} edges are more than {MAX_EDGES}. Use smaller batches.")
     batch = cls.made(**values)
     return batch.trusted() if all(p.is_checked for p in parts) else batch
 
@@ -171,7 +171,7 @@ def _stacked(column: Sequence[Tensor], name: str) -> Tensor:
         if other is None:
             raise
         shapes = f"{tuple(column[0].shape)} in example 0 and {tuple(column[other].shape)} in example {other}"
-        raise ValueError(f"collate: {name} are {shapes}: examples of a batch have the same dimensions") from None
+        raise ValueError(f"collate: {name} are {shapes}. Give all examples the same dimensions.") from None
 
 
 def _shifted(parts: tuple[Tensor, ...] | list[Tensor], sizes: Sequence[int], holes: bool = False) -> Tensor:
@@ -211,7 +211,7 @@ def bucket_size(length: int, bucket: Buckets) -> int:
         raise ValueError(f"bucket must be 'power_of_two' or a list of positive sizes, not {bucket!r}")
     at = bisect_left(sizes, length)
     if at == len(sizes):
-        raise ValueError(f"no bucket holds {length} rows: the largest is {sizes[-1]}")
+        raise ValueError(f"no bucket holds {length} rows, the largest is {sizes[-1]}. Add a larger bucket.")
     return sizes[at]
 
 
@@ -264,7 +264,7 @@ def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
                 rows = length
             more = rows - len(tensor)
             if more < 0:
-                raise ValueError(f"fixed: {name} has {len(tensor)} rows, and {rows} are the most that fit")
+                raise ValueError(f"fixed: {name} has {len(tensor)} rows, but only {rows} fit")
             if kind == "splits":
                 tensor = torch.cat([tensor[:-1], tensor[-1:].expand(more), tensor.new_full((1,), length)])
             elif kind == "tap index":

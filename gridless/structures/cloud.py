@@ -122,12 +122,12 @@ class Cloud(Ragged):
     @classmethod
     def _of_several(cls, x: Sequence[Any], directions: str | Sequence[str], rows: Mapping[str, Any]) -> Cloud:
         if not x:
-            raise ValueError("Cloud.of: an empty list has no dimension: pass at least one (S, D) array")
+            raise ValueError("Cloud.of: an empty list has no dimension. Pass at least one (S, D) array.")
         for name, values in rows.items():
             if not isinstance(values, (list, tuple)) or len(values) != len(x):
                 raise ValueError(f"Cloud.of: {name} must be a list of {len(x)} arrays, one for each example")
         if any(isinstance(one, Cloud) for one in x):
-            raise TypeError("Cloud.of: a list of Clouds becomes a batch with gl.collate([...])")
+            raise TypeError("Cloud.of takes no list of Clouds. Use gl.collate([...]).")
         if not rows and not directions and all(type(one) is Tensor and one.ndim == 2 for one in x):
             # Without a cloud for each, whose splits a GPU would get one by one; alike, they are looked at together.
             _check_alike(x)
@@ -251,8 +251,8 @@ class Cloud(Ragged):
             example = int(self.example[row])
             inside = row - int(self.splits[example]) if example < self.num_examples else row
             raise ValueError(
-                f"{what}: {len(bad)} points are not finite, the first at row {inside} of example {example} "
-                f"({self.coords[row].tolist()}): remove them first, e.g. x[x.isfinite().all(1)]"
+                f"{what}: {len(bad)} points are not finite, the first is row {inside} of example {example} "
+                f"({self.coords[row].tolist()}). Remove them, e.g. x[x.isfinite().all(1)]."
             )
 
 
@@ -260,12 +260,12 @@ def _as_coords(x: Any) -> Tensor:
     try:
         coords = tensor_of(x)
     except (TypeError, ValueError, RuntimeError):
-        remedy = "pass coordinates, (S, D), and rows by name; a file is read with gl.read_cloud(path)"
+        remedy = "Pass an (S, D) array, or read a file with gl.read_cloud(path)"
         kind = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
-        raise TypeError(f"Cloud.of: {kind} is not known: {remedy}") from None
+        raise TypeError(f"Cloud.of: expected points, not {kind}. {remedy}.") from None
     if coords.ndim not in (2, 3):
         raise ValueError(
-            f"a cloud is an (S, D) array of coordinates, or (B, N, D) for several, not {tuple(coords.shape)}"
+            f"Cloud.of: coordinates have shape {tuple(coords.shape)}. Give (S, D), or (B, N, D) for several clouds."
         )
     return coords
 
@@ -274,7 +274,9 @@ def _check_alike(examples: Sequence[Tensor]) -> None:
     dims = [one.shape[1] for one in examples]
     for i, dim in enumerate(dims):
         if dim != dims[0]:
-            raise ValueError(f"Cloud.of: example 0 has {dims[0]} dimensions, example {i} has {dim}: make them alike")
+            raise ValueError(
+                f"Cloud.of: example 0 has {dims[0]} dimensions, example {i} has {dim}. Give all the same number."
+            )
 
 
 def _is_point(x: Any) -> bool:
@@ -286,13 +288,13 @@ def _is_point(x: Any) -> bool:
 
 def _checked(coords: Any) -> Tensor:
     if not isinstance(coords, Tensor):
-        raise TypeError(f"Cloud: coords must be a tensor, not {type(coords).__name__}: use Cloud.of(...)")
+        raise TypeError(f"Cloud: coords must be a tensor, not {type(coords).__name__}. Use Cloud.of(...).")
     shape = coords.shape
     if len(shape) != 2 or not 1 <= shape[1] <= 8:
-        remedy = ": pass x.T" if len(shape) == 2 and shape[0] in (2, 3) else ""
+        remedy = ". Pass x.T." if len(shape) == 2 and shape[0] in (2, 3) else ""
         raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(shape)}{remedy}")
     if coords.dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
+        raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}. Convert with .float().")
     return (coords if coords.requires_grad else coords.detach()).contiguous()
 
 
@@ -321,6 +323,6 @@ def _check_directions(directions: tuple[str, ...], rows: Rows, dim: int) -> None
         value = rows[name]
         if value.ndim < 2 or value.shape[-1] != dim or not value.is_floating_point():
             raise ValueError(
-                f"Cloud: directions such as {name!r} are floating-point vectors (S, {dim}), not {tuple(value.shape)} "
+                f"Cloud: the directions {name!r} must be floating-point vectors (S, {dim}), not {tuple(value.shape)} "
                 f"{value.dtype}"
             )

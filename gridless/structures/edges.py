@@ -41,9 +41,12 @@ class Edges(Structure):
     def __post_init__(self) -> None:
         source = self.source
         if not isinstance(source, Tensor) or source.ndim != 1 or source.dtype not in (torch.int32, torch.int64):
-            raise TypeError("Edges: source must be a 1-D int32 or int64 tensor of row numbers")
+            found = f"{tuple(source.shape)} {source.dtype}" if isinstance(source, Tensor) else type(source).__name__
+            raise TypeError(f"Edges: source must be a 1-D int32 or int64 tensor, not {found}")
         if len(source) > MAX_EDGES or self.num_source > MAX_EDGES:
-            raise ValueError(f"Edges: {len(source)} edges are more than {MAX_EDGES}: search smaller batches")
+            raise ValueError(
+                f"Edges: {len(source)} edges of {self.num_source} sources are more than {MAX_EDGES}. Use small batches."
+            )
         object.__setattr__(self, "splits", as_splits(self.splits, source.device, "Edges"))
         if source.device.type == "cpu":
             self.check("Edges")
@@ -93,7 +96,7 @@ class Edges(Structure):
         if len(self):
             low, high = (int(v) for v in self.source.aminmax())
             if low < 0 or high >= self.num_source:
-                raise ValueError(f"{what}: sources run from {low} to {high}, but num_source is {self.num_source}")
+                raise ValueError(f"{what}: sources {low} to {high} are out of range: num_source is {self.num_source}")
 
     def transpose(self) -> Edges:
         """The same edges seen from the sources, those of each source by ascending target; cached both ways."""
@@ -120,10 +123,12 @@ class Edges(Structure):
         if edge_index.ndim != 2 or edge_index.shape[0] != 2:
             raise ValueError(f"edge_index must be (2, E), not {tuple(edge_index.shape)}")
         if edge_index.is_floating_point() and edge_index.numel():
-            raise TypeError(f"edge_index must be whole numbers of rows, not {edge_index.dtype}: convert with .long()")
+            raise TypeError(f"edge_index must hold integers, not {edge_index.dtype}. Convert with .long().")
         source, target = edge_index.long()
         if len(target) and not (int(target.min()) >= 0 and int(target.max()) < num_target):
-            raise ValueError(f"edge_index: targets run from {target.min()} to {target.max()} of {num_target}")
+            raise ValueError(
+                f"edge_index: targets {target.min()} to {target.max()} are out of range: num_target is {num_target}"
+            )
         order = torch.argsort(target * num_source + source)
         counts = torch.bincount(target, minlength=num_target)
         splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -163,7 +168,7 @@ class Edges(Structure):
         """Values of all edges, or of all but padding: without those of padding."""
         end = self._end
         if len(values) not in (end, len(self)):
-            raise ValueError(f"{what}: {len(values)} values for {end} edges: give one for each")
+            raise ValueError(f"{what}: {len(values)} values for {end} edges. Give one for each.")
         return values[:end]
 
     @classmethod

@@ -62,10 +62,10 @@ class Events(Ragged):
     def __post_init__(self) -> None:
         pixel = self.pixel
         if not isinstance(pixel, Tensor):
-            raise TypeError(f"Events: pixel must be a tensor, not {type(pixel).__name__}: use Events.of(...)")
+            raise TypeError(f"Events: pixel must be a tensor, not {type(pixel).__name__}. Use Events.of(...).")
         if pixel.ndim != 2 or pixel.shape[1] != 2 or pixel.dtype != torch.int32:
-            found = f"{tuple(pixel.shape)} {pixel.dtype}: Events.of(...) takes other types"
-            raise ValueError(f"Events: pixel must be (S, 2) int32, not {found}")
+            found = f"{tuple(pixel.shape)} {pixel.dtype}"
+            raise ValueError(f"Events: pixel must be (S, 2) int32, not {found}. Events.of(...) takes other types.")
         for name, dtype in (("time", torch.int64), ("polarity", torch.bool), ("cause", None)):
             value = getattr(self, name)
             if value is None and name != "time":
@@ -74,7 +74,7 @@ class Events(Ragged):
                 wanted = "" if dtype is None else f" {str(dtype).removeprefix('torch.')}"
                 raise ValueError(f"Events: {name} must be ({len(pixel)},){wanted}, one entry for each pixel")
             if value.device != pixel.device:
-                raise ValueError(f"Events: {name} is on {value.device}, pixel on {pixel.device}: move both")
+                raise ValueError(f"Events: {name} is on {value.device}, pixel on {pixel.device}. Use one device.")
             object.__setattr__(self, name, value.contiguous())
         # On the CPU, where pixels outside the sensor would end the process, a copy: what is checked is what is read.
         # Rows one behind the other, however the tensor lies: that is how the live engine reads them.
@@ -118,7 +118,7 @@ class Events(Ragged):
         device = torch.device("cpu")
         if isinstance(x, Events):
             if sensor is not None and as_sensor(sensor) != x.sensor:
-                raise ValueError(f"Events.of: these events have the sensor {x.sensor}, not {tuple(sensor)}")
+                raise ValueError(f"Events.of: sensor is {tuple(sensor)}, but these events have {x.sensor}")
             if rows:
                 x = dataclasses.replace(x, rows={**x.rows, **rows})
             if not names:
@@ -127,14 +127,14 @@ class Events(Ragged):
             sensor, device, rows = x.sensor, x.device, {}
             x = list(x.examples)
         if isinstance(x, str | PurePath):
-            raise TypeError(f"Events.of: {str(x)!r} is no array of events: a file is read with gl.read_events(path)")
+            raise TypeError(f"Events.of takes arrays, not the path {str(x)!r}. Read files with gl.read_events(path).")
         several = isinstance(x, (list, tuple))
         held = [held_events(one) for one in (x if several else [x])]
         x = [one for one, _ in held] if several else held[0][0]
         if sensor is None and held:
             sensor = held[0][1]
         if sensor is None:
-            raise ValueError("Events.of: an array does not say how large the camera is: pass sensor=(width, height)")
+            raise ValueError("Events.of: the size of the camera is missing. Pass sensor=(width, height).")
         for name, values in rows.items() if several else ():
             if not isinstance(values, (list, tuple)) or len(values) != len(x):
                 raise ValueError(f"Events.of: {name} must be a list of {len(x)} arrays, one for each recording")
@@ -204,16 +204,16 @@ class Events(Ragged):
         if kind == OUTSIDE:
             x, y = pixel[row].tolist()
             words = (
-                f"is at pixel ({x}, {y}), outside the sensor of {self.sensor[0]} x {self.sensor[1]}: "
-                "pass repair='drop' to leave such events out"
+                f"is at pixel ({x}, {y}), outside the sensor of {self.sensor[0]} x {self.sensor[1]}. "
+                "Pass repair='drop' to leave such events out."
             )
         elif kind == BACK:
             words = (
-                f"has time {int(time[row])} after {int(time[row - 1])}: pass repair='sort' to put the events in order, "
-                "'hold' to keep their order, or 'unwrap' if a 32-bit counter started again"
+                f"has time {int(time[row])} after {int(time[row - 1])}. Pass repair='sort' to sort the events, "
+                "'hold' to keep their order, or 'unwrap' if a 32-bit counter overflowed."
             )
         else:
-            words = f"has the negative time {int(time[row])}: pass repair='shift' to start at zero"
+            words = f"has the negative time {int(time[row])}. Pass repair='shift' to start at zero."
         return int(row), words
 
 
@@ -225,9 +225,9 @@ def as_sensor(sensor: Any, what: str = "Events") -> tuple[int, int]:
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{what}: sensor must be (width, height), not {sensor!r}") from None
     if (width, height) != sides:
-        raise ValueError(f"{what}: sensor must be two whole numbers, (width, height), not {sensor!r}")
+        raise ValueError(f"{what}: sensor must be two integers, (width, height), not {sensor!r}")
     if not (0 < width < 2**31 and 0 < height < 2**31):
-        raise ValueError(f"{what}: a sensor of {width} x {height} pixels cannot be")
+        raise ValueError(f"{what}: sensor must be at least 1 x 1 and below 2^31 pixels a side, not {width} x {height}")
     return width, height
 
 
@@ -259,7 +259,7 @@ def unchecked(
         polarities = [c[2] for c in columns if c[2] is not None]
         if polarities and len(polarities) < len(columns):
             raise ValueError(
-                f"Events.of: {len(polarities)} of {len(columns)} recordings have a polarity: give it to all, or to none"
+                f"Events.of: only {len(polarities)} of {len(columns)} recordings have polarity. Give it to all or none."
             )
         polarity = np.concatenate(polarities or [np.empty(0, bool)]) if polarities or not columns else None
     splits = torch.from_numpy(np.cumsum([0] + [len(c[1]) for c in columns]))
@@ -277,7 +277,7 @@ def as_repairs(repair: str | Sequence[str], known: Sequence[str] = REPAIRS) -> t
     names = (repair,) if isinstance(repair, str) else tuple(repair)
     for name in names:
         if name not in known:
-            raise ValueError(f"unknown repair {name!r}: choose from {', '.join(known)}")
+            raise ValueError(f"unknown repair {name!r}. Choose from {', '.join(known)}.")
     return names
 
 
@@ -310,7 +310,7 @@ def _columns(array: Any, what: str) -> Columns:
     """pixel, time and polarity of one recording, converted and checked for type but not for order."""
     if isinstance(array, Events):
         if array.num_examples != 1:
-            raise ValueError(f"{what}: a list of events holds one recording each, not {array.num_examples}")
+            raise ValueError(f"{what}: an entry of the list has {array.num_examples} recordings. Give one in each.")
         polarity = None if array.polarity is None else array.polarity.cpu().numpy()
         return array.pixel.cpu().numpy(), array.time.cpu().numpy(), polarity
     if isinstance(array, Mapping):
@@ -320,16 +320,15 @@ def _columns(array: Any, what: str) -> Columns:
     if fields is None:
         shape = getattr(array, "shape", None)
         raise TypeError(
-            f"{what}: a recording is a structured array with the fields x, y, t, p, or a mapping of such arrays, "
-            f"not {type(array).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}: name the columns, e.g. "
-            "dict(x=a[:, 0], y=a[:, 1], t=a[:, 2], p=a[:, 3])"
+            f"{what}: {type(array).__name__}{'' if shape is None else f' of shape {tuple(shape)}'} has no names of "
+            "columns. Name them: dict(x=a[:, 0], y=a[:, 1], t=a[:, 2], p=a[:, 3])."
         )
     values = {}
     for name, aliases in ALIASES.items():
         found = [f for f in fields if f.lower() in aliases]
         if len(found) != 1:
             said = f"has {' and '.join(found)}" if found else f"has no {' or '.join(aliases)}"
-            raise ValueError(f"{what}: the array {said}, its fields are {', '.join(fields)}")
+            raise ValueError(f"{what}: the array {said}. Its fields are {', '.join(fields)}.")
         value = np.asarray(array[found[0]])
         values[name] = value.reshape(-1) if value.ndim != 1 and value.size == max(value.shape, default=1) else value
     return columns_of(values["x"], values["y"], values["t"], values["p"], what)
@@ -339,10 +338,10 @@ def columns_of(x: np.ndarray, y: np.ndarray, t: np.ndarray, p: np.ndarray, what:
     """The three columns of a recording from its four fields; refuses what would change a value."""
     for name, value in (("x", x), ("y", y), ("t", t), ("p", p)):
         if value.ndim != 1 or len(value) != len(t):
-            raise ValueError(f"{what}: x, y, t and p must be equally long, but {name} is {value.shape} and t {t.shape}")
+            raise ValueError(f"{what}: {name} is {value.shape}, t is {t.shape}. Give x, y, t and p of one length.")
         # NumPy takes an empty list for float64.
         if len(value) and value.dtype.kind not in "iub":
-            remedy = ": whole microseconds, e.g. (seconds * 1e6).round().astype('int64')" if name == "t" else ""
+            remedy = ". Give microseconds: (seconds * 1e6).round().astype('int64')" if name == "t" else ""
             raise TypeError(f"{what}: {name} must hold integers, not {value.dtype}{remedy}")
     pixel = np.empty((len(t), 2), np.int32)
     if not len(t):
@@ -361,7 +360,7 @@ def _refuse_beyond(value: np.ndarray, limit: int, name: str, what: str) -> None:
     if high > limit or low < -limit - 1:
         bad = (value > limit) | (value < -limit - 1) if value.dtype.kind == "i" else value > limit
         row = int(np.flatnonzero(bad)[0])
-        raise ValueError(f"{what}: row {row} has {name} = {value[row]}, which no camera has")
+        raise ValueError(f"{what}: row {row} has {name} = {value[row]}, outside {-limit - 1} to {limit}")
 
 
 def as_polarity(p: np.ndarray, what: str) -> np.ndarray:
@@ -373,9 +372,8 @@ def as_polarity(p: np.ndarray, what: str) -> np.ndarray:
         low, high = int(p.min()), int(p.max())
         if low < -1 or high > 1:
             row = int(np.flatnonzero((p < -1) | (p > 1))[0])
-            raise ValueError(f"{what}: row {row} has polarity {p[row]}: give 0 and 1 alone, or -1 and 1")
+            raise ValueError(f"{what}: row {row} has polarity {p[row]}. Give 0 and 1, or -1 and 1.")
         if low == -1 and bool((p == 0).any()):
             zero, minus = (int(np.flatnonzero(p == value)[0]) for value in (0, -1))
-            words = f"row {zero} has polarity 0, row {minus} has -1, of which one alone can be OFF"
-            raise ValueError(f"{what}: {words}: give 0 and 1 alone, or -1 and 1")
+            raise ValueError(f"{what}: row {zero} has polarity 0, row {minus} has -1. Give 0 and 1, or -1 and 1.")
     return p > 0

@@ -19,8 +19,7 @@ def expect_geometry(geometry: Any) -> None:
         kinds = {Tensor: "a tensor", np.ndarray: "an array", list: "a list", tuple: "a tuple"}
         found = next((words for kind, words in kinds.items() if isinstance(geometry, kind)), "None")
         raise TypeError(
-            f"expected a Geometry, not {found}: call model(model.plan(x)), or, with features, "
-            "model(features, model.plan(x))"
+            f"expected a Geometry, not {found}. Call model(model.plan(x)), or model(features, model.plan(x))."
         )
 
 
@@ -28,7 +27,7 @@ def points_of(what: str, features: Tensor, geometry: Geometry, name: str) -> Any
     """The cloud or the events `name`, of which `what` takes a row of features for each."""
     cloud = geometry[name]
     if isinstance(cloud, Edges):
-        raise TypeError(f"{what}: {name} are edges, not points: give it the name of their target, {name}.target")
+        raise TypeError(f"{what}: {name} are edges, not points. Pass the name of their target, {name}.target.")
     if features.shape[0] != len(cloud):
         raise ValueError(f"{what}: features have {features.shape[0]} rows, but {name} has {len(cloud)} points")
     return cloud
@@ -56,13 +55,13 @@ class Geometry(Mapping[str, Structure]):
             value = self._values[plain]
         except KeyError:
             raise KeyError(
-                f"this geometry has no {name!r}, only {', '.join(self._values)}: was it made by another plan?"
+                f"this geometry has no {name!r}, only {', '.join(self._values)}. Run the plan of this network."
             ) from None
         line = getattr(name, "line", None)
         if line is not None and self._lines is not None and self._lines.get(plain, line) != line:
             raise ValueError(
-                f"{plain} of this geometry is not what is asked for: another plan made it, with other settings; run "
-                "the plan of this network, model.plan(x)"
+                f"{plain} of this geometry comes from another plan, with other settings. "
+                "Run the plan of this network: model.plan(x)."
             )
         return value
 
@@ -85,7 +84,7 @@ class Geometry(Mapping[str, Structure]):
     def device(self) -> torch.device:
         for value in self._values.values():
             return value.device
-        raise ValueError("this geometry is empty: it is on no device")
+        raise ValueError("this geometry is empty, so it has no device")
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of every structure, those included that were derived from others and are kept beside them."""

@@ -49,7 +49,7 @@ def held_events(x: Any) -> tuple[Any, tuple[int, int] | None]:
     if _is_of(x, "faery"):
         if not hasattr(x, "to_array"):
             raise TypeError(
-                "Events.of: this stream of faery has no end: take its packets, Events.of(packet, sensor=x.dimensions())"
+                "Events.of: this faery stream has no end. Use its packets: Events.of(packet, sensor=x.dimensions())."
             )
         return x.to_array(), x.dimensions()
     return x, None
@@ -61,7 +61,7 @@ def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray]
     for name, column in columns:
         name = str(name).lower()
         if name in by_name:
-            raise ValueError(f"two columns are called {name!r}")
+            raise ValueError(f"two columns have the name {name!r}")
         by_name[name] = column
     axes = [axis for axis in "xyz" if axis in by_name]
     if not axes and all(axis in by_name for axis in _numbered(4)):
@@ -71,7 +71,7 @@ def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray]
         raise ValueError(f"the points have no {missing!r}, only {', '.join(by_name)[:200] or 'nothing'}")
     parts = [by_name.pop(axis) for axis in axes]
     if any(part.ndim != 1 or part.dtype.kind not in "fiu" for part in parts):
-        raise ValueError("a coordinate is one number")
+        raise ValueError("x, y and z must be one number for each point")
     for row, names in TOGETHER:
         if row not in by_name and all(n in by_name and by_name[n].ndim == 1 for n in names):
             by_name[row] = np.stack([by_name.pop(n) for n in names], 1)
@@ -131,8 +131,8 @@ def _table(columns: Iterable[tuple[str, np.ndarray]]) -> Held:
     for name, column in rows.items():
         if column.dtype.kind not in "fiub":
             raise TypeError(
-                f"Cloud.of: the column {name!r} holds {column.dtype}, no numbers: leave it out, or number its values, "
-                "e.g. with pandas.factorize"
+                f"Cloud.of: the column {name!r} holds {column.dtype}, not numbers. "
+                "Leave it out, or number its values, e.g. with pandas.factorize."
             )
     coords = np.stack(parts, 1).astype(natural(*(p.dtype for p in parts)))
     return Held(coords, {name: plain(column) for name, column in rows.items()})
@@ -145,7 +145,7 @@ def _frame(frame: Any) -> Held:
 def _pyg(data: Any) -> Held:
     """`pos`, and all that belongs to nodes; `x` is called features, `y` label. What belongs to graphs stays behind."""
     if getattr(data, "pos", None) is None:
-        raise ValueError("Cloud.of: this Data has no pos: its points are data.pos, (N, D)")
+        raise ValueError("Cloud.of: this PyG Data has no points. Set data.pos, (N, D).")
     keys = [*map(str, data.keys())]
     # PyG keeps facts about the batch itself: batch, and x_batch where x was to be followed.
     own = {"pos", "batch", "ptr", *(f"{name}_{what}" for name in keys for what in ("batch", "ptr"))}
@@ -155,9 +155,7 @@ def _pyg(data: Any) -> Held:
     batch = getattr(data, "batch", None)
     if splits is None and batch is not None and len(batch):
         if bool((batch[1:] < batch[:-1]).any()):
-            raise ValueError(
-                "Cloud.of: the batch vector of this Data is not sorted: put the points of each example together"
-            )
+            raise ValueError("Cloud.of: the batch vector of this PyG Data is not sorted. Sort the points by example.")
         splits = torch.cat([batch.new_zeros(1), torch.bincount(batch).cumsum(0)])
     return Held(data.pos, rows, splits)
 
@@ -168,12 +166,12 @@ def _open3d(cloud: Any) -> Held:
         named: dict[str, str] = {"colors": "rgb", "normals": "normal"}
         rows: dict[str, Any] = {named.get(str(n), str(n)): plain(v.cpu().numpy()) for n, v in cloud.point.items()}
         if "positions" not in rows:
-            raise ValueError("Cloud.of: this point cloud of Open3D is empty")
+            raise ValueError("Cloud.of: this Open3D point cloud is empty")
         return Held(rows.pop("positions"), rows)
     if not hasattr(cloud, "points"):
         raise TypeError(
-            f"Cloud.of: a {type(cloud).__name__} of Open3D has no points of its own: draw some, "
-            "mesh.sample_points_uniformly(1024)"
+            f"Cloud.of: an Open3D {type(cloud).__name__} has no points. "
+            "Sample some: mesh.sample_points_uniformly(1024)."
         )
     kinds = (("rgb", "colors"), ("normal", "normals"))
     rows = {row: np.asarray(getattr(cloud, theirs), np.float32) for row, theirs in kinds if len(getattr(cloud, theirs))}
@@ -183,7 +181,7 @@ def _open3d(cloud: Any) -> Held:
 def _trimesh(mesh: Any) -> Held:
     """A PointCloud with its colours; of a mesh the vertices, with colours and normals."""
     if not hasattr(mesh, "vertices"):
-        raise TypeError(f"Cloud.of: a {type(mesh).__name__} of trimesh has no vertices: use scene.to_geometry()")
+        raise TypeError(f"Cloud.of: a trimesh {type(mesh).__name__} has no vertices. Use scene.to_geometry().")
     coords, rows = np.array(mesh.vertices, np.float64).reshape(-1, np.shape(mesh.vertices)[-1]), {}
     visual = getattr(mesh, "visual", None)
     colours = np.asarray(mesh.colors if visual is None else getattr(visual, "vertex_colors", ()))
@@ -253,7 +251,7 @@ def structured(cloud: _Points) -> np.ndarray:
 def _refuse_rows(what: str, cloud: _Points, taken: list[str]) -> None:
     if taken:
         rest = 'gl.Cloud(cloud.coords, cloud.splits, rows={"other_name": cloud.rows[...], ...})'
-        raise ValueError(f"{what}: the rows {taken[0]!r} have the name of something else there: rename them, {rest}")
+        raise ValueError(f"{what}: the name of the rows {taken[0]!r} is reserved. Rename them: {rest}")
 
 
 def to_pyg(cloud: _Points) -> Any:
@@ -276,8 +274,8 @@ def to_open3d(cloud: _Points) -> Any:
     """`Cloud.to_open3d`."""
     if cloud.dim != 3 or cloud.num_examples != 1:
         raise ValueError(
-            f"to_open3d: a point cloud of Open3D is one example of 3 dimensions, not {cloud.num_examples} of "
-            f"{cloud.dim}: pick one, cloud.examples[i].to_open3d()"
+            f"to_open3d takes one example of 3 dimensions, not {cloud.num_examples} of {cloud.dim}. "
+            "Convert one: cloud.examples[i].to_open3d()."
         )
     o3d = package("open3d", "to_open3d", "open3d")
     points = o3d.geometry.PointCloud()
@@ -298,4 +296,4 @@ def package(module: str, what: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise ImportError(f"{what}: {package} is not here: pip install {package}") from error
+        raise ImportError(f"{what}: {package} is not installed. Run: pip install {package}") from error

@@ -44,8 +44,8 @@ def _named(x: Structure) -> tuple[list[tuple[Any, Tensor]], Any]:
 def _geometry(geometry: Geometry) -> tuple[list[Structure], tuple[str, ...]]:
     if torch.onnx.is_in_onnx_export():
         raise TypeError(
-            "a network over a Geometry cannot become ONNX, whose runtimes have no kernels for convolutions over ragged "
-            "neighbourhoods: use torch.export.export(model, (model.plan.fixed(x),)), or, for an event network, C"
+            "ONNX has no convolutions over ragged neighbourhoods, so it cannot hold a network over a Geometry. "
+            "Use torch.export.export(model, (model.plan.fixed(x),)), or C for an event network."
         )
     return [*geometry.values()], tuple(geometry)
 

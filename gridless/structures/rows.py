@@ -13,7 +13,7 @@ from torch import Tensor
 
 def shape_in_words(features: Tensor) -> str:
     """The shape of features that are not (S, channels), and what to do about it."""
-    hint = ": flatten(0, 1) puts examples that were stacked one behind the other" if features.ndim == 3 else ""
+    hint = ". Flatten stacked examples with flatten(0, 1)." if features.ndim == 3 else ""
     return f"{tuple(features.shape)}{hint}"
 
 
@@ -34,10 +34,10 @@ class Rows(Mapping[str, Tensor]):
                 raise TypeError(f"{what}: {name} must be a tensor or an array of numbers: {error}") from None
             if not value.ndim or len(value) != len(like):
                 raise ValueError(
-                    f"{what}: {name} must have one row for each of {len(like)}, not the shape {tuple(value.shape)}"
+                    f"{what}: {name} has shape {tuple(value.shape)} for {len(like)} rows. Give one entry for each."
                 )
             if value.device != like.device:
-                raise ValueError(f"{what}: {name} is on {value.device}, the rest on {like.device}: move both")
+                raise ValueError(f"{what}: {name} is on {value.device}, the rest on {like.device}. Use one device.")
             rows[name] = value
         return cls(rows) if rows else NO_ROWS
 
@@ -49,12 +49,14 @@ class Rows(Mapping[str, Tensor]):
             return NO_ROWS
         for part in parts:
             if set(part) != set(first):
-                raise ValueError(f"{what}: some have the rows {_listed(first)}, and some {_listed(part)}")
+                raise ValueError(
+                    f"{what}: some examples have the rows {_listed(first)}, some {_listed(part)}. Give all the same."
+                )
             for name, value in part.items():
                 if value.dtype != first[name].dtype or value.shape[1:] != first[name].shape[1:]:
                     raise ValueError(
-                        f"{what}: the rows {name!r} are {shape_of(first[name])} in one example and {shape_of(value)} "
-                        "in another: make them alike"
+                        f"{what}: the rows {name!r} are {shape_of(first[name])} in one example, {shape_of(value)} in "
+                        "another. Give all the same shape and type."
                     )
         return Rows({name: torch.cat([part[name] for part in parts]) for name in first})
 
@@ -69,7 +71,7 @@ class Rows(Mapping[str, Tensor]):
         try:
             return self._values[name]
         except KeyError:
-            raise KeyError(f"no rows {name!r}, only {_listed(self)}: give them with .of(..., {name}=...)") from None
+            raise KeyError(f"no rows {name!r}, only {_listed(self)}. Add them with .of(..., {name}=...).") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -45,7 +45,8 @@ class TapEdges(Structure):
         if not isinstance(table, Tensor) or table.ndim != 2 or table.dtype not in (torch.int32, torch.int64):
             raise TypeError("TapEdges: table must be an int32 or int64 tensor (targets, taps) of row numbers")
         if max(len(table), self.num_source) > MAX_EDGES:
-            raise ValueError(f"TapEdges: {max(len(table), self.num_source)} rows are more than {MAX_EDGES}: cut them")
+            rows = max(len(table), self.num_source)
+            raise ValueError(f"TapEdges: {rows} rows are more than {MAX_EDGES}. Use smaller batches.")
         if table.dtype == torch.int64:
             table = table.clamp(-1, MAX_EDGES)
         object.__setattr__(self, "table", table.to(torch.int32, copy=table.is_cpu).contiguous())
@@ -64,7 +65,7 @@ class TapEdges(Structure):
         """Refuse sources out of range. Reads values, once: a synchronisation on the GPU."""
         if not self.is_checked:
             if self.table.numel() and (high := int(self.table.max())) >= self.num_source:
-                raise ValueError(f"{what}: sources run up to {high}, but num_source is {self.num_source}")
+                raise ValueError(f"{what}: source {high} is out of range: num_source is {self.num_source}")
             self.trusted()
 
     def transpose(self) -> TapEdges:

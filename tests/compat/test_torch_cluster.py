@@ -208,7 +208,7 @@ def test_points_that_are_not_finite_and_numbers_below_nothing_are_refused(dim):
             refused()
     x[2, 1] = math.nan
     for refused in (lambda: radius_graph(x, 1.0), lambda: knn_graph(x, 1), lambda: fps(x)):
-        with pytest.raises(ValueError, match="1 points are not finite, the first at row 2 of example 0"):
+        with pytest.raises(ValueError, match=r"1 points.* finite.* row 2 of example 0"):
             refused()
 
 

@@ -399,7 +399,7 @@ PCD = "FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA a
         ("a.csv", "x,y,z\n1,,3\n", "line 2: '' is no number"),
         ("a.csv", "x,y,z\n1,2,3\n\n# why\n4,5\n", "line 5: truncated. 2 numbers where there should be 3"),
         ("a.csv", "x,y,z,w\n1,2,3\n", "line 1: 4 names for 3 columns"),
-        ("a.csv", "x,y,z,x\n1,2,3,4\n", "two columns are called 'x'"),
+        ("a.csv", "x,y,z,x\n1,2,3,4\n", "two columns .*'x'"),
         ("a.csv", "x,y,z,label\n1,2,3,0.5\n", "'label' holds something that is no whole number"),
         ("a.xyz", "5\n6\n", "a point is two numbers or more"),
         ("a.txt", "\n# only\n\n// comments", "holds no points"),

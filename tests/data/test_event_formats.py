@@ -79,7 +79,7 @@ def test_rows_are_written_and_read_or_refused(tmp_path: Path):
             gl.write_events(tmp_path / f"a{suffix}", events)
         assert not (tmp_path / f"a{suffix}").exists()
     np.savez(tmp_path / "b.npz", **array, **{"rows.weight": np.zeros(2)})
-    with pytest.raises(gl.data.FormatError, match=r"b\.npz.*weight must have one row for each of 3"):
+    with pytest.raises(gl.data.FormatError, match=r"b\.npz.*weight .*\(2,\).* 3"):
         gl.read_events(tmp_path / "b.npz")
 
 

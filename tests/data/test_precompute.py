@@ -95,7 +95,7 @@ def test_what_another_plan_made_is_refused(tmp_path):
     cloud = other.points(dim=3)
     near = other.ball(cloud, cloud, 0.2)
     geometry, _ = gl.Precomputed(shapes(size=2), tmp_path, plan())[0]
-    with pytest.raises(ValueError, match="N00 of this geometry is not what is asked for: another plan made it"):
+    with pytest.raises(ValueError, match=r"N00 .*geometry.* plan"):
         geometry[near]
 
 

@@ -77,7 +77,7 @@ def test_a_network_called_with_events_says_what_it_expects():
     model = small()
     events = of([(0, 0)] * 3, [1, 2, 3], (9, 7))
     for x in (events, events.pixel):
-        with pytest.raises(TypeError, match=r"expected a Geometry, not .*: call model\(model\.plan\(x\)\)"):
+        with pytest.raises(TypeError, match=r"Geometry.*model\(model\.plan\(x\)\)"):
             model(x)
 
 

@@ -156,7 +156,7 @@ def test_features_may_be_rows_of_the_cloud(name, cloud):
 def test_a_network_called_with_points_says_what_it_expects(name, cloud):
     model = small(name) if name in NAMES else models.point_unet_plus([3], width=8, levels=1)
     for x in (cloud, cloud.coords):
-        with pytest.raises(TypeError, match=r"expected a Geometry, not .*: call model\(model\.plan\(x\)\)"):
+        with pytest.raises(TypeError, match=r"Geometry.*model\(model\.plan\(x\)\)"):
             model(x)
 
 

@@ -63,7 +63,7 @@ def test_no_events_are_events_whatever_their_columns_hold(nothing):
     events = gl.Events.of(dict.fromkeys("xytp", nothing), sensor=SENSOR)
     assert (len(events), events.num_examples) == (0, 1)
     assert events.polarity is not None
-    with pytest.raises(ValueError, match="equally long"):
+    with pytest.raises(ValueError, match=r"x is \(0,\)"):
         gl.Events.of({"x": nothing, "y": [1], "t": [2], "p": [0]}, sensor=SENSOR)
 
 
@@ -93,7 +93,7 @@ def test_slices_are_recordings():
     assert events[-2:].splits.tolist() == [0, 2]
     with pytest.raises(TypeError, match="slice"):
         events[3]
-    with pytest.raises(IndexError, match="recording 1"):
+    with pytest.raises(IndexError, match=r"recording 1 .*1"):
         events.examples[1]
 
 
@@ -125,24 +125,24 @@ def test_padding_is_neither_checked_nor_exported():
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (array([5, 4]), r"row 1 of recording 0 has time 4 after 5.*'sort'"),
-        (array([-5, 4]), r"row 0 of recording 0 has the negative time -5.*'shift'"),
-        (array([1, 2], x=[0, 8]), r"row 1 .* pixel \(8, 1\), outside the sensor of 8 x 6.*'drop'"),
-        (array([1, 2], y=[-1, 0]), r"row 0 .* pixel \(1, -1\)"),
-        ([array([1, 2]), array([0, 9, 8])], r"row 2 of recording 1 has time 8 after 9"),
+        (array([5, 4]), r"row 1 of recording 0 .*time 4 .*5.*'sort'"),
+        (array([-5, 4]), r"row 0 of recording 0 .*time -5.*'shift'"),
+        (array([1, 2], x=[0, 8]), r"row 1 .*\(8, 1\).* 8 x 6.*'drop'"),
+        (array([1, 2], y=[-1, 0]), r"row 0 .*\(1, -1\)"),
+        ([array([1, 2]), array([0, 9, 8])], r"row 2 of recording 1 .*time 8 .*9"),
         (array([1], p=[7], types=("<i8", "<i2", "<i2", "i4")), "polarity 7"),
         (array([1], p=[-2], types=("<i8", "<i2", "<i2", "i4")), "polarity -2"),
         (
             array([1, 2], p=[-1, 0], types=("<i8", "<i2", "<i2", "i4")),
-            "row 1 has polarity 0, row 0 has -1, of which one alone can be OFF: give",
+            "row 1 .*polarity 0.* row 0 .*-1",
         ),
-        (array([1], x=[2**40], types=("<i8", "<i8", "<i2", "?")), "which no camera has"),
-        (array([1], x=[2**31], types=("<i8", "<u4", "<i2", "?")), "which no camera has"),
-        (array([2**63 + 5], types=("<u8", "<i2", "<i2", "?")), "which no camera has"),
-        (array([1], names=("t", "x", "z", "p")), "has no y"),
-        (array([1], names=("t", "x", "y", "q")), "has no p or on"),
-        ({"t": np.arange(3), "x": np.arange(2), "y": np.arange(3), "p": np.ones(3, bool)}, "equally long"),
-        (dict.fromkeys("xytp", np.ones((2, 2), int)), "equally long"),
+        (array([1], x=[2**40], types=("<i8", "<i8", "<i2", "?")), f"x = {2**40}"),
+        (array([1], x=[2**31], types=("<i8", "<u4", "<i2", "?")), f"x = {2**31}"),
+        (array([2**63 + 5], types=("<u8", "<i2", "<i2", "?")), f"t = {2**63 + 5}"),
+        (array([1], names=("t", "x", "z", "p")), "no y"),
+        (array([1], names=("t", "x", "y", "q")), "no p or on"),
+        ({"t": np.arange(3), "x": np.arange(2), "y": np.arange(3), "p": np.ones(3, bool)}, r"x is \(2,\)"),
+        (dict.fromkeys("xytp", np.ones((2, 2), int)), r"x is \(2, 2\)"),
     ],
 )
 def test_bad_recordings_are_refused_by_row(source, words):
@@ -152,7 +152,7 @@ def test_bad_recordings_are_refused_by_row(source, words):
 
 def test_checked_events_in_another_order_are_checked_again():
     events = gl.Events.of(array([5, 6, 7]), sensor=SENSOR)
-    with pytest.raises(ValueError, match="row 1 of recording 0 has time 6 after 7"):
+    with pytest.raises(ValueError, match=r"row 1 of recording 0 .*time 6 .*7"):
         events[::-1].check()
 
 
@@ -163,10 +163,10 @@ def test_recordings_may_begin_before_the_last_one_ended():
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        (np.zeros((5, 4)), TypeError, "structured array"),
-        ("events", TypeError, "no array of events: a file is read with"),
-        (array([0.5], types=("<f8", "<i2", "<i2", "?")), TypeError, "whole microseconds"),
-        (array([1], types=("<i8", "<f4", "<i2", "?")), TypeError, "x must hold integers"),
+        (np.zeros((5, 4)), TypeError, r"\(5, 4\).*a\[:, 0\]"),
+        ("events", TypeError, r"'events'.*read_events"),
+        (array([0.5], types=("<f8", "<i2", "<i2", "?")), TypeError, "t .*float64.*microseconds"),
+        (array([1], types=("<i8", "<f4", "<i2", "?")), TypeError, "x .*float32"),
     ],
 )
 def test_what_is_no_recording_is_refused(source, error, words):
@@ -228,10 +228,10 @@ def test_events_themselves_are_checked_and_repaired():
     splits = torch.tensor([0, 2])
     pixel = torch.ones(2, 2, dtype=torch.int32)
     bad = gl.Events(pixel, torch.tensor([5, 3]), torch.tensor([True, False]), splits, SENSOR)
-    with pytest.raises(ValueError, match="has time 3 after 5"):
+    with pytest.raises(ValueError, match=r"time 3 .*5"):
         gl.Events.of(bad)
     assert gl.Events.of(bad, repair="sort").time.tolist() == [3, 5]
-    with pytest.raises(ValueError, match="have the sensor"):
+    with pytest.raises(ValueError, match=r"sensor .*\(9, 9\).*\(8, 6\)"):
         gl.Events.of(good, sensor=(9, 9))
 
 
@@ -242,24 +242,24 @@ def test_polarities_follow_events_that_are_dropped_or_put_in_order():
 
 
 def test_a_step_back_of_less_than_half_a_counter_is_no_new_start():
-    with pytest.raises(ValueError, match="row 1 of recording 0 has time"):
+    with pytest.raises(ValueError, match=f"row 1 of recording 0 .*time {2**29}"):
         gl.Events.of(array([2**31, 2**29]), sensor=SENSOR, repair="unwrap")
 
 
 def test_an_unknown_repair_is_refused():
-    with pytest.raises(ValueError, match="unknown repair 'fix': choose from"):
+    with pytest.raises(ValueError, match=r"repair 'fix'.*sort"):
         gl.Events.of(array([1]), sensor=SENSOR, repair="fix")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"pixel": torch.zeros(2, 3, dtype=torch.int32)}, r"pixel must be \(S, 2\) int32"),
-        ({"pixel": torch.zeros(2, 2)}, "pixel must be"),
-        ({"time": torch.zeros(3, dtype=torch.int64)}, "time must be"),
-        ({"time": torch.zeros(2)}, "time must be"),
-        ({"polarity": torch.zeros(2, dtype=torch.int64)}, "polarity must be"),
-        ({"splits": torch.tensor([0, 1])}, "splits end at 1"),
+        ({"pixel": torch.zeros(2, 3, dtype=torch.int32)}, r"pixel .*\(2, 3\)"),
+        ({"pixel": torch.zeros(2, 2)}, "pixel .*float32"),
+        ({"time": torch.zeros(3, dtype=torch.int64)}, r"time .*\(2,\)"),
+        ({"time": torch.zeros(2)}, "time .*int64"),
+        ({"polarity": torch.zeros(2, dtype=torch.int64)}, "polarity .*bool"),
+        ({"splits": torch.tensor([0, 1])}, "splits .*1.* 2 rows"),
     ],
 )
 def test_tensors_of_the_wrong_shape_or_type_are_refused(change, words):

@@ -31,9 +31,9 @@ def test_a_block_of_clouds_is_a_batch():
     assert cloud.rows["rgb"].shape == (20, 3)
     assert cloud.examples[3].rows["label"].tolist() == [15, 16, 17, 18, 19]
     assert gl.Cloud.of([XYZ, np.zeros((2, 4, 3), np.float32)]).sizes.tolist() == [10, 4, 4]
-    with pytest.raises(ValueError, match=r"one row for each of 20"):
+    with pytest.raises(ValueError, match=r"label .*\(4,\).* 20"):
         gl.Cloud.of(torch.zeros(4, 5, 3), label=torch.zeros(4))
-    with pytest.raises(ValueError, match=r"\(B, N, D\) for several"):
+    with pytest.raises(ValueError, match=r"\(5,\).*\(B, N, D\)"):
         gl.Cloud.of(torch.zeros(5))
 
 
@@ -53,17 +53,17 @@ def test_tables_have_columns_of_coordinates_and_of_rows():
     is_ours(gl.Cloud.of(table))
     assert gl.Cloud.of([table, table]).sizes.tolist() == [10, 10]
     assert gl.Cloud.of(table, label=np.zeros(10)).rows["label"].tolist() == [0] * 10
-    with pytest.raises(ValueError, match=r"Cloud.of: the points have no 'y', only x"):
+    with pytest.raises(ValueError, match=r"Cloud.of.* 'y'.* x"):
         gl.Cloud.of({"x": [1.0]})
-    with pytest.raises(TypeError, match=r"column 'name' holds .* leave it out"):
+    with pytest.raises(TypeError, match=r"'name' .*U5"):
         gl.Cloud.of({"x": [1.0], "y": [1.0], "name": ["chair"]})
-    with pytest.raises(TypeError, match=r"Cloud.of: object is not known"):
+    with pytest.raises(TypeError, match=r"Cloud.of: .*object"):
         gl.Cloud.of(object())
-    with pytest.raises(TypeError, match=r"a file is read with gl.read_cloud\(path\)"):
+    with pytest.raises(TypeError, match=r"gl.read_cloud\(path\)"):
         gl.Cloud.of("scan.ply")
-    with pytest.raises(TypeError, match=r"a file is read with gl.read_events\(path\)"):
+    with pytest.raises(TypeError, match=r"gl.read_events\(path\)"):
         gl.Events.of("recording.raw")
-    with pytest.raises(ValueError, match=r"not \(3, 100\): pass x.T"):
+    with pytest.raises(ValueError, match=r"\(3, 100\).* x.T"):
         gl.Cloud.of(np.zeros((3, 100)))
 
 
@@ -85,7 +85,7 @@ def test_frames_are_tables():
     assert len(gl.Events.of(pandas.DataFrame({"x": [], "y": [], "t": [], "p": []}), sensor=(9, 9))) == 0
     events = gl.Events.of(pandas.DataFrame({"x": [1, 2], "y": [3, 4], "t": [5, 6], "p": [True, False]}), sensor=(9, 9))
     assert events.pixel.tolist() == [[1, 3], [2, 4]]
-    with pytest.raises(TypeError, match=r"t must hold integers, not float64: whole microseconds"):
+    with pytest.raises(TypeError, match=r"t .*float64.*microseconds"):
         gl.Events.of(pandas.DataFrame({"x": [1], "y": [3], "t": [0.5], "p": [True]}), sensor=(9, 9))
 
 
@@ -106,7 +106,7 @@ def test_pyg_data_and_batches_come_and_go():
     assert back.y.tolist() == list(range(10))
     is_ours(gl.Cloud.of(back))
     assert gl.Cloud.of(batch).to_pyg().batch.tolist() == [0] * 10 + [1] * 10
-    with pytest.raises(ValueError, match="has no pos"):
+    with pytest.raises(ValueError, match=r"data\.pos"):
         gl.Cloud.of(geometric.Data(x=torch.zeros(3, 3)))
 
 
@@ -165,9 +165,9 @@ def test_events_of_tonic_and_faery():
     events = gl.Events.of(stream)
     assert (len(events), events.sensor) == (3, (20, 10))
     camera = type("Camera", (), {"__module__": "faery"})()
-    with pytest.raises(TypeError, match="has no end: take its packets"):
+    with pytest.raises(TypeError, match=r"faery.*packet"):
         gl.Events.of(camera)
-    with pytest.raises(TypeError, match=r"name the columns, e.g. dict\(x=a"):
+    with pytest.raises(TypeError, match=r"dict\(x=a"):
         gl.Events.of(np.zeros((3, 4), int), sensor=(34, 34))
 
 
@@ -178,7 +178,7 @@ def test_a_dataloader_without_our_collate_says_so():
     plan = gl.Plan()
     plan.points(3)
     for thing in (cloud, (cloud, 1), {"cloud": cloud}, plan(cloud)):
-        with pytest.raises(TypeError, match=r"pass it collate_fn=gl.collate"):
+        with pytest.raises(TypeError, match=r"collate_fn=gl.collate"):
             next(iter(DataLoader([thing, thing], 2)))
         next(iter(DataLoader([thing, thing], 2, collate_fn=gl.collate)))
 
@@ -193,7 +193,7 @@ def test_the_learned_part_is_exported_for_all_inputs_that_fit():
         for cloud in (x, y):
             got = program(model.plan.fixed(cloud, like=example))[:-1]
             torch.testing.assert_close(got, model(model.plan(cloud)), rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match=r"fixed: X0 has 2001 rows, and 512 are the most"):
+    with pytest.raises(ValueError, match=r"fixed: X0 .*2001.*512"):
         model.plan.fixed(torch.rand(2000, 3, generator=draw), like=example)
     with pytest.raises(TypeError, match="not for events"):
         gl.models.n_mnist().plan.fixed(x)
@@ -207,13 +207,13 @@ def test_onnx_is_refused_with_the_reason(monkeypatch):
     geometry = plan(XYZ)
     assert len(tree_flatten(geometry)[0]) == 2
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
-    with pytest.raises(TypeError, match="whose runtimes have no kernels"):
+    with pytest.raises(TypeError, match=r"ONNX.*torch.export"):
         tree_flatten(geometry)
 
 
 def test_rows_with_the_names_of_coordinates_are_not_written_over_them():
     for dim, name in ((3, "x"), (2, "z")):
-        with pytest.raises(ValueError, match=f"numpy: the rows '{name}' have the name of something else"):
+        with pytest.raises(ValueError, match=f"numpy: .*'{name}'.*name"):
             gl.Cloud.of(torch.zeros(3, dim), **{name: torch.ones(3)}).numpy()
     assert gl.Cloud.of(torch.zeros(3, 3), xy=torch.ones(3)).numpy().dtype.names == ("x", "y", "z", "xy")
 
@@ -229,7 +229,7 @@ def test_other_dimensions_than_three_go_to_an_array_and_back(dim):
 @pytest.mark.parametrize("names", [("pos",), ("x", "features"), ("label", "y")])
 def test_pyg_gets_each_row_under_a_name_of_its_own(names):
     pytest.importorskip("torch_geometric")
-    with pytest.raises(ValueError, match=r"to_pyg: the rows '(pos|x|y)' have the name of something else"):
+    with pytest.raises(ValueError, match=r"to_pyg: .*'(pos|x|y)'.*name"):
         gl.Cloud.of(torch.zeros(3, 3), **dict.fromkeys(names, torch.ones(3))).to_pyg()
 
 
@@ -238,7 +238,7 @@ def test_pyg_counts_no_rows_through_a_batch(name):
     pytest.importorskip("torch_geometric")
     one = gl.Cloud.of(torch.rand(3, 3), **{name: torch.arange(3)})
     assert one.to_pyg()[name].tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match=f"to_pyg: the rows '{name}' have the name of something else.*rename"):
+    with pytest.raises(ValueError, match=f"to_pyg: .*'{name}'.*other_name"):
         gl.collate([one, one]).to_pyg()
 
 
@@ -254,5 +254,5 @@ def test_pyg_arrays_of_nodes_are_rows_and_what_follows_a_batch_is_not():
 
 @pytest.mark.parametrize("names", [("x4",), ("x", "y")])
 def test_rows_of_four_dimensions_are_not_read_back_as_coordinates(names):
-    with pytest.raises(ValueError, match="numpy: the rows"):
+    with pytest.raises(ValueError, match=r"numpy: .*'(x|x4)'.*name"):
         gl.Cloud.of(torch.rand(4, 4), **dict.fromkeys(names, torch.rand(4))).numpy()

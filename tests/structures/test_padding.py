@@ -33,13 +33,13 @@ def test_the_next_power_of_two(length, bucket):
 
 def test_given_buckets_need_not_be_sorted():
     assert [bucket_size(n, [100, 10]) for n in (0, 10, 11, 100)] == [10, 10, 100, 100]
-    with pytest.raises(ValueError, match="no bucket holds 101 rows: the largest is 100"):
+    with pytest.raises(ValueError, match=r"bucket.*101.*100"):
         bucket_size(101, [100, 10])
 
 
 @pytest.mark.parametrize("bucket", ["fibonacci", [], [0, 4], [2.5]])
 def test_other_buckets_are_refused(bucket):
-    with pytest.raises(ValueError, match="bucket must be"):
+    with pytest.raises(ValueError, match=r"bucket.*power_of_two.*(fibonacci|\[\]|4|2\.5)"):
         bucket_size(3, bucket)
 
 
@@ -153,7 +153,7 @@ def test_padding_again_keeps_count():
 
 def test_padded_batches_are_not_collated_again():
     padded = gl.collate([gl.Cloud.of(torch.rand(5, 3))], bucket="power_of_two")
-    with pytest.raises(ValueError, match="cannot be collated again"):
+    with pytest.raises(ValueError, match="collate: padded"):
         gl.collate([padded, padded])
 
 
@@ -172,5 +172,5 @@ def test_padding_is_not_cut_off_while_a_graph_is_captured(cut, monkeypatch):
     cut(padded)
     monkeypatch.setattr(base, "_capturing", lambda device: True)
     cut(plain)
-    with pytest.raises(RuntimeError, match=r"in a captured step .* leave it out by a mask"):
+    with pytest.raises(RuntimeError, match=r"captured.*padding.*num_examples"):
         cut(padded)

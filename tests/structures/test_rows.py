@@ -88,12 +88,12 @@ def test_rows_cannot_be_written_to():
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ({"rgb": torch.zeros(4, 3)}, r"rgb must have one row for each of 5, not the shape \(4, 3\)"),
-        ({"rgb": torch.tensor(1.0)}, r"rgb must have one row for each of 5"),
-        ({"rgb": torch.zeros(5, device="meta")}, "rgb is on meta, the rest on cpu"),
-        ({"name": ["a"] * 5}, "name must be a tensor or an array of numbers"),
-        ({"sensr": (3, 4)}, "sensr must have one row for each of 5"),
-        ({"dtype": torch.float32}, "dtype must be a tensor"),
+        ({"rgb": torch.zeros(4, 3)}, r"rgb .*\(4, 3\).* 5"),
+        ({"rgb": torch.tensor(1.0)}, r"rgb .*\(\).* 5"),
+        ({"rgb": torch.zeros(5, device="meta")}, "rgb .*meta.*cpu"),
+        ({"name": ["a"] * 5}, "name .*numbers"),
+        ({"sensr": (3, 4)}, r"sensr .*\(2,\).* 5"),
+        ({"dtype": torch.float32}, "dtype .*numbers"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused_by_name(rows, words):
@@ -105,19 +105,19 @@ def test_rows_that_do_not_fit_are_refused_by_name(rows, words):
 
 def test_batches_of_rows_that_do_not_fit_are_refused():
     two = [points(3), points(4)]
-    with pytest.raises(ValueError, match="rgb must be a list of 2 arrays"):
+    with pytest.raises(ValueError, match=r"rgb .*list of 2"):
         gl.Cloud.of(two, rgb=torch.zeros(7, 3))
-    with pytest.raises(ValueError, match="rgb must be a list of 2 arrays"):
+    with pytest.raises(ValueError, match=r"rgb .*list of 2"):
         gl.Cloud.of(two, rgb=[torch.zeros(3)])
-    with pytest.raises(ValueError, match=r"float32 in one example and .* uint8 in another"):
+    with pytest.raises(ValueError, match=r"'rgb' .*float32.*uint8"):
         gl.Cloud.of(two, rgb=[torch.zeros(3), torch.zeros(4, dtype=torch.uint8)])
-    with pytest.raises(ValueError, match=r"in one example and \(4, 3\) .* in another: make them alike"):
+    with pytest.raises(ValueError, match=r"'rgb' .*\(3, 2\).*\(4, 3\)"):
         gl.Cloud.of(two, rgb=[torch.zeros(3, 2), torch.zeros(4, 3)])
-    with pytest.raises(ValueError, match="some have the rows a, and some none"):
+    with pytest.raises(ValueError, match=r"collate: .*rows a.*none"):
         gl.collate([gl.Cloud.of(two[0], a=torch.zeros(3)), gl.Cloud.of(two[1])])
     with pytest.raises(TypeError, match=r"gl.collate"):
         gl.Cloud.of([gl.Cloud.of(two[0])])
-    with pytest.raises(KeyError, match="no rows 'rgb', only a"):
+    with pytest.raises(KeyError, match=r"'rgb'.* a"):
         gl.Cloud.of(two[0], a=torch.zeros(3)).rows["rgb"]
 
 
@@ -149,15 +149,15 @@ def test_slices_masks_and_positions_are_of_points():
     assert cloud[9:4].splits.tolist() == [0, 0, 0, 0]
     for one in (part, cloud[mask], cloud[order], cloud[20:], cloud.examples[1], cloud.examples[-1]):
         follows(one)
-    with pytest.raises(ValueError, match="keep the examples of a batch apart"):
+    with pytest.raises(ValueError, match=r"positions.*example"):
         cloud[torch.tensor([9, 0])]
-    with pytest.raises(IndexError, match="but there are 14 points"):
+    with pytest.raises(IndexError, match="14 points"):
         cloud[torch.tensor([14])]
-    with pytest.raises(TypeError, match="must be 1-D"):
+    with pytest.raises(TypeError, match="1-D"):
         cloud[torch.zeros(2, 2).long()]
-    with pytest.raises(TypeError, match="is cut by slices, masks and positions"):
+    with pytest.raises(TypeError, match=r"slices.*x\[a:b\]"):
         cloud[0, 1]
-    with pytest.raises(IndexError, match="a mask of 3 entries does not fit 14 points"):
+    with pytest.raises(IndexError, match=r"mask.* 3 .*14 points"):
         cloud[torch.tensor([True, False, True])]
 
 
@@ -175,7 +175,7 @@ def test_examples_are_one_property(batch):
     assert [len(one) for one in batch.examples] == [3, 4]
     assert [len(one) for one in batch.examples[1:]] == [4]
     assert len(batch.examples[-1]) == 4
-    with pytest.raises(IndexError, match="2 of 2"):
+    with pytest.raises(IndexError, match=r"(example|recording) 2 .*2"):
         batch.examples[2]
     with pytest.raises(TypeError, match=r"x\.examples"):
         list(batch)
@@ -205,7 +205,7 @@ def test_what_belongs_to_points_beside_a_geometry_is_refused_with_the_remedy():
     plan = gl.Plan()
     plan.points()
     examples = [(plan(points(n)), torch.zeros(n, 3)) for n in (200, 300)]
-    with pytest.raises(ValueError, match=r"\(200, 3\), \(300, 3\).* cannot be stacked.*gl\.Cloud\.of\(xyz, rgb=rgb\)"):
+    with pytest.raises(ValueError, match=r"\(200, 3\), \(300, 3\).*gl\.Cloud\.of\(xyz, rgb=rgb\)"):
         gl.collate(examples)
 
 
@@ -215,10 +215,10 @@ def test_features_of_stacked_examples_are_refused_with_the_remedy():
     conv = gl.nn.PointConv(plan.ball(cloud, cloud, 0.3), 3, 4)
     xyz, rgb = gl.collate([(torch.rand(20, 3), torch.rand(20, 3)) for _ in range(2)])
     geometry = plan(xyz)
-    with pytest.raises(ValueError, match=r"not \(2, 20, 3\): flatten\(0, 1\) puts examples that were stacked"):
+    with pytest.raises(ValueError, match=r"\(2, 20, 3\).*flatten\(0, 1\)"):
         conv(rgb, geometry)
     assert conv(rgb.flatten(0, 1), geometry).shape == (40, 4)
-    with pytest.raises(ValueError, match=r"not \(2, 20, 3\): a batch is gl\.Cloud\.of\(x\)"):
+    with pytest.raises(ValueError, match=r"\(2, 20, 3\).*gl\.Cloud\.of\(x\)"):
         gl.augment.Jitter(0.1)(xyz)
 
 
@@ -325,21 +325,21 @@ def test_directions_turn_with_the_points(examples):
 
 def test_directions_are_checked():
     x = points(4)
-    with pytest.raises(KeyError, match="no rows 'normal'"):
+    with pytest.raises(KeyError, match=r"'normal'.*none"):
         gl.Cloud.of(x, directions="normal")
-    with pytest.raises(ValueError, match=r"'normal' are floating-point vectors \(S, 3\), not \(4, 2\)"):
+    with pytest.raises(ValueError, match=r"'normal' .*\(S, 3\).*\(4, 2\)"):
         gl.Cloud.of(x, normal=torch.zeros(4, 2), directions=("normal",))
-    with pytest.raises(ValueError, match=r"not \(4, 3\) torch\.int64"):
+    with pytest.raises(ValueError, match=r"'normal' .*\(4, 3\).*int64"):
         gl.Cloud.of(x, normal=torch.ones(4, 3).long(), directions="normal")
-    with pytest.raises(ValueError, match="different directions"):
+    with pytest.raises(ValueError, match=r"directions.*'n'"):
         gl.collate([gl.Cloud.of(x, n=x), gl.Cloud.of(x, n=x, directions="n")])
 
 
 def test_an_array_of_more_than_coordinates_is_not_augmented():
     x = torch.rand(10, 6)
-    with pytest.raises(ValueError, match=r"Normalise takes a Cloud, or an \(S, 1 to 3\) array.*rgb=x\[:, 3:\]"):
+    with pytest.raises(ValueError, match=r"Normalise.*rgb=x\[:, 3:\]"):
         gl.augment.Normalise()(x)
-    with pytest.raises(TypeError, match=r"Normalise takes a Cloud.* not list: a batch is gl\.Cloud\.of"):
+    with pytest.raises(TypeError, match=r"Normalise.*list.*gl\.Cloud\.of"):
         gl.augment.Normalise()([x, x])
     assert gl.augment.Normalise()(x[:, :3]).shape == (10, 3)
     assert gl.augment.Normalise()(gl.Cloud.of(x)).dim == 6
@@ -391,7 +391,7 @@ def test_events_that_are_fired_have_those_of_their_causes(backend, device):
 def test_recordings_of_which_some_have_a_polarity_are_refused():
     fired = gl.lif(recording(200), stride=1, threshold=0.1)
     assert fired.polarity is None
-    with pytest.raises(ValueError, match="1 of 2 recordings have a polarity"):
+    with pytest.raises(ValueError, match=r"1 of 2 recordings.*polarity"):
         gl.Events.of([recording(3), fired], SENSOR)
 
 

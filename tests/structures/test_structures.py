@@ -62,10 +62,10 @@ def test_a_cloud_is_made_of_one_array_or_of_several():
     assert gl.Cloud.of(several) is several
     with pytest.raises(IndexError, match="example 3"):
         several.examples[3]
-    with pytest.raises(TypeError, match=r"not by a list: a batch of several is gl.collate"):
+    with pytest.raises(TypeError, match=r"list.*gl.collate"):
         several.examples[[0, 2]]
     assert len(several.examples[torch.tensor(0)]) == 4
-    with pytest.raises(TypeError, match=r"what belongs to each point is in its rows, x.rows\['label'\]"):
+    with pytest.raises(TypeError, match=r"x.rows\['label'\]"):
         several["label"]
 
 
@@ -94,9 +94,9 @@ def test_a_batch_goes_to_its_device_once_however_many_clouds_it_has():
 def test_sources_that_32_bits_do_not_hold_are_refused():
     """2**32 + 3 would become 3."""
     for wrong in (2**32 + 3, -(2**32) + 3, 2**31):
-        with pytest.raises(ValueError, match=f"sources run from .*{wrong}"):
+        with pytest.raises(ValueError, match=f"source.*{wrong}"):
             gl.Edges(torch.tensor([0, 2]), torch.tensor([1, wrong]), 5)
-    with pytest.raises(ValueError, match="sources run from"):
+    with pytest.raises(ValueError, match=r"source.*num_source"):
         gl.Edges.from_edge_index(torch.tensor([[2**32 + 3], [0]]), 5, 1)
 
 
@@ -108,7 +108,7 @@ def test_splits_must_ascend_from_zero_to_the_number_of_rows(splits):
 
 @pytest.mark.parametrize(
     ("splits", "message"),
-    [(torch.tensor([0.0, 5.0]), "integer"), (torch.zeros(0, dtype=torch.int64), "one entry more"), ([[0, 5]], "1-D")],
+    [(torch.tensor([0.0, 5.0]), "float32"), (torch.zeros(0, dtype=torch.int64), r"\(0,\)"), ([[0, 5]], r"\(1, 2\)")],
 )
 def test_splits_must_be_whole_numbers_in_one_row(splits, message):
     with pytest.raises(ValueError, match=message):
@@ -116,13 +116,13 @@ def test_splits_must_be_whole_numbers_in_one_row(splits, message):
 
 
 def test_splits_and_coordinates_must_be_on_one_device():
-    with pytest.raises(ValueError, match="one device"):
+    with pytest.raises(ValueError, match=r"splits .*cpu.*meta"):
         gl.Cloud(torch.zeros(5, 3, device="meta"), torch.tensor([0, 5]))
 
 
 @pytest.mark.parametrize("coords", [torch.zeros(5), torch.zeros(5, 0), torch.zeros(5, 9), torch.zeros(1, 5, 3)])
 def test_coordinates_must_have_one_to_eight_dimensions(coords):
-    with pytest.raises(ValueError, match="coords must be"):
+    with pytest.raises(ValueError, match=r"coords.*1 to 8"):
         gl.Cloud(coords, torch.tensor([0, 5]))
 
 
@@ -138,7 +138,7 @@ def test_points_that_are_not_finite_are_named_by_example_and_row():
     x = torch.rand(10, 3)
     x[7, 2] = torch.nan
     made = gl.Cloud(x, torch.tensor([0, 4, 10]))
-    with pytest.raises(ValueError, match="here: 1 points are not finite, the first at row 3 of example 1"):
+    with pytest.raises(ValueError, match=r"here: 1 points.* finite.* row 3 of example 1"):
         made.check("here")
 
 
@@ -162,7 +162,7 @@ def test_an_empty_cloud_is_a_cloud():
 
 
 def test_parents_must_fit():
-    with pytest.raises(ValueError, match="parent_index must be"):
+    with pytest.raises(ValueError, match="parent_index"):
         gl.Cloud(torch.zeros(5, 3), torch.tensor([0, 5]), torch.zeros(4, dtype=torch.int64), 9)
 
 
@@ -182,13 +182,13 @@ def test_sources_must_be_rows_of_the_source(source):
 
 
 def test_sources_must_be_whole_numbers():
-    with pytest.raises(TypeError, match="source must be"):
+    with pytest.raises(TypeError, match=r"source.*int32"):
         gl.Edges(torch.tensor([0, 3]), torch.tensor([0.0, 1.0, 2.0]), 5)
 
 
 def test_more_edges_than_can_be_numbered_are_refused():
     source = torch.zeros(1, dtype=torch.int32).expand(2**31)
-    with pytest.raises(ValueError, match="smaller batches"):
+    with pytest.raises(ValueError, match=r"edges.*[0-9]{10}"):
         gl.Edges(torch.tensor([0, 2**31]), source, 5)
 
 
@@ -225,11 +225,11 @@ def test_edge_index_is_read_as_pyg_reads_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("pairs", [[[0, 1], [0, 5]], [[0, 1], [-1, 0]], [[0, 9], [0, 1]]])
 def test_an_edge_index_out_of_range_is_refused(pairs):
-    with pytest.raises(ValueError, match=r"targets run|sources run"):
+    with pytest.raises(ValueError, match=r"(target|source).*(5|9|-1)"):
         gl.Edges.from_edge_index(torch.tensor(pairs), 5, 5)
     with pytest.raises(ValueError, match=r"\(2, E\)"):
         gl.Edges.from_edge_index(torch.zeros(3, 4), 5, 5)
-    with pytest.raises(TypeError, match=r"whole numbers of rows, not torch.float32: convert with .long\(\)"):
+    with pytest.raises(TypeError, match=r"edge_index .*float32.*\.long\(\)"):
         gl.Edges.from_edge_index(torch.tensor(pairs) + 0.7, 5, 5)
     assert len(gl.Edges.from_edge_index(torch.empty(2, 0), 5, 5)) == 0
 
@@ -271,7 +271,7 @@ def test_values_of_padded_edges_leave_out_padding():
             assert torch.equal(dense[:17, :17], expected)
             assert dense.sum() == expected.sum()
     for wrong in (padded.to_torch_csr, padded.to_scipy):
-        with pytest.raises(ValueError, match=f"{wrong.__name__}: 3 values for {len(edges)} edges: give one for each"):
+        with pytest.raises(ValueError, match=f"{wrong.__name__}: 3 values.* {len(edges)} edges"):
             wrong(values[:3])
 
 
@@ -311,7 +311,7 @@ def test_a_geometry_moves_as_structures_do_and_an_empty_one_is_nowhere():
     made = geometry(20)
     assert made.cpu().device == torch.device("cpu")
     assert_same(made.cpu(), made)
-    with pytest.raises(ValueError, match="this geometry is empty: it is on no device"):
+    with pytest.raises(ValueError, match="geometry is empty"):
         _ = gl.Geometry({}).device
 
 
@@ -319,7 +319,7 @@ def test_a_geometry_is_a_mapping_that_knows_its_names():
     made = geometry(20)
     assert list(made) == ["X0", "N00", "X1", "N01", "N10"]
     assert len(made) == 5
-    with pytest.raises(KeyError, match="another plan"):
+    with pytest.raises(KeyError, match="'X7'"):
         made["X7"]
 
 
@@ -404,27 +404,27 @@ def test_arrays_of_another_byte_order_are_converted_and_those_of_no_numbers_refu
     cloud = gl.Cloud.of(numbers.astype(">f4"), label=np.array([1, 2], ">i4"))
     assert cloud.coords.tolist() == numbers.tolist()
     assert cloud.rows["label"].tolist() == [1, 2]
-    with pytest.raises(TypeError, match=r"Cloud.of: an array of object is not known: pass coordinates"):
+    with pytest.raises(TypeError, match=r"Cloud.of: .*object"):
         gl.Cloud.of(numbers.astype(object))
 
 
 @pytest.mark.parametrize("kind", [torch.zeros, np.zeros])
 def test_examples_of_other_dimensions_are_refused_by_number(kind):
-    with pytest.raises(ValueError, match=r"Cloud.of: example 0 has 3 dimensions, example 2 has 2: make them alike"):
+    with pytest.raises(ValueError, match=r"Cloud.of: example 0 .*3.* example 2 .*2"):
         gl.Cloud.of([kind((4, 3)), kind((5, 3)), kind((4, 2))])
 
 
 def test_what_cannot_share_a_batch_is_said_with_what_differs():
     nothing = {name: np.zeros(0, np.int64) for name in "xytp"}
     events = [gl.Events.of(nothing, sensor=sensor) for sensor in ((8, 8), (9, 8), (8, 8))]
-    with pytest.raises(ValueError, match=r"collate: Events of different sensor, \(8, 8\) and \(9, 8\), cannot share"):
+    with pytest.raises(ValueError, match=r"collate: Events .*sensor.*\(8, 8\).*\(9, 8\)"):
         gl.collate(events)
     clouds = [gl.Cloud.of(torch.rand(4, dim)) for dim in (3, 3, 2)]
-    with pytest.raises(ValueError, match=r"coords are \(4, 3\) in example 0 and \(4, 2\) in example 2: examples of a"):
+    with pytest.raises(ValueError, match=r"coords .*\(4, 3\).* 0 .*\(4, 2\).* 2"):
         gl.collate(clouds)
-    with pytest.raises(TypeError, match=r"collate: .*what holds points of another library is gl.Cloud.of\(x\)"):
+    with pytest.raises(TypeError, match=r"collate: .*gl.Cloud.of\(x\)"):
         gl.collate([object(), object()])
-    with pytest.raises(ValueError, match=r"int32, not \(3, 2\) torch.int64: Events.of\(...\) takes other types"):
+    with pytest.raises(ValueError, match=r"pixel .*int64.*Events.of\(...\)"):
         gl.Events(torch.zeros(3, 2, dtype=torch.int64), torch.arange(3), None, torch.tensor([0, 3]), (4, 4))
 
 
@@ -434,34 +434,34 @@ def test_batches_are_collated_as_examples_are():
 
 
 def test_what_does_not_belong_together_is_refused():
-    with pytest.raises(ValueError, match="empty list"):
+    with pytest.raises(ValueError, match=r"collate: .*empty"):
         gl.collate([])
     near = cloud(5)
-    with pytest.raises(ValueError, match="different limit"):
+    with pytest.raises(ValueError, match=r"Edges.*limit"):
         gl.collate([gl.nearest(near, near, 2), gl.nearest(near, near, 3)])
     plans = gl.Plan(), gl.Plan()
     for plan, radius in zip(plans, (0.1, 0.2)):
         points = plan.points(dim=3)
         plan.ball(points, points, radius)
-    with pytest.raises(ValueError, match="made by different plans"):
+    with pytest.raises(ValueError, match=r"geometries.*plans"):
         gl.collate([plan(near) for plan in plans])
-    with pytest.raises(TypeError, match="cannot share a batch"):
+    with pytest.raises(TypeError, match=r"Cloud.*Edges"):
         gl.collate([cloud(5), edges_of(5)])
-    with pytest.raises(ValueError, match="some have none"):
+    with pytest.raises(ValueError, match="parent_index"):
         gl.collate([cloud(5), gl.farthest_sample(cloud(9), 5)])
-    with pytest.raises(ValueError, match="different devices"):
+    with pytest.raises(ValueError, match=r"devices.*meta"):
         gl.collate([cloud(5), cloud(5).to("meta")])
 
 
 @pytest.mark.parametrize(
     ("examples", "error", "message"),
     [
-        ([[1, 2], [3, 4], [5]], ValueError, "2 values in example 0 and 1 in example 2"),
-        ([torch.tensor(1), torch.tensor(2), 3], TypeError, "Tensor in example 0 and int in example 2 cannot share"),
-        ([{"a": 1}, {"a": 1, "b": 2}], ValueError, "example 1 has 'b', and example 0 has not"),
-        ([{"a": 1, "b": 2}, {"a": 1}], ValueError, "example 0 has 'b', and example 1 has not"),
-        ([1, None], TypeError, "example 1 has a None"),
-        ([None, None], TypeError, "example 0 has a None"),
+        ([[1, 2], [3, 4], [5]], ValueError, "2 .*example 0.* 1 .*example 2"),
+        ([torch.tensor(1), torch.tensor(2), 3], TypeError, "Tensor .*example 0.* int .*example 2"),
+        ([{"a": 1}, {"a": 1, "b": 2}], ValueError, "example 1 .*'b'.* 0"),
+        ([{"a": 1, "b": 2}, {"a": 1}], ValueError, "example 0 .*'b'.* 1"),
+        ([1, None], TypeError, "example 1 .*None"),
+        ([None, None], TypeError, "example 0 .*None"),
     ],
 )
 def test_the_example_that_differs_from_the_first_is_named(examples, error, message):
@@ -476,7 +476,7 @@ def test_numbers_of_several_types_share_a_batch():
 
 
 def test_a_cloud_is_no_sequence_of_points():
-    with pytest.raises(TypeError, match=r"Cloud is cut by slices.* example i of a batch is x\.examples\[i\]"):
+    with pytest.raises(TypeError, match=r"Cloud.* slices.*x\.examples\[i\]"):
         list(cloud(3))
     assert not isinstance(cloud(3), Iterable)
 
@@ -516,9 +516,9 @@ def test_a_backend_that_was_asked_for_never_falls_back(monkeypatch):
     far = made.to("meta")
     with gl.use_backend("cpu"), pytest.raises(ValueError, match=r"\.to\('cpu'\)"):
         gl.nearest(far, far, 2)
-    with pytest.raises(ValueError, match="'meta' have no values"):
+    with pytest.raises(ValueError, match="'meta'"):
         gl.nearest(far, far, 2)
-    with pytest.raises(ValueError, match="unknown backend"), gl.use_backend("fast"):
+    with pytest.raises(ValueError, match=r"backend.*fast"), gl.use_backend("fast"):
         pass
 
 
@@ -556,7 +556,7 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("missing", "error", "words"), [("triton.language", ImportError, "Triton, which is not"), ("numba", None, "numba")]
+    ("missing", "error", "words"), [("triton.language", ImportError, "Triton"), ("numba", None, "numba")]
 )
 def test_a_gpu_without_triton_is_told_what_to_do(monkeypatch, missing, error, words):
     from gridless import backends
@@ -677,7 +677,7 @@ def test_conversion_keeps_what_a_sample_knows_and_looks_at_points_again():
     assert wide.num_parent == 4
     far = gl.Cloud.of(torch.tensor([[1e300, 0.0], [0.0, 0.0]], dtype=torch.float64))
     far.check()
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="finite"):
         far.float().check()
 
 
