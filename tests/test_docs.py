@@ -57,6 +57,19 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
         exec(compile(block, page, "exec"), names)
 
 
+def test_the_readme_prints_what_its_comments_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    code = blocks("README.md")
+    expected = re.findall(r"^print\(.*\) +# (.+)$", "\n".join(code), re.M)
+    assert len(expected) > 1
+    names: dict = {"__name__": "__main__"}
+    for block in code:
+        exec(compile(block, "README.md", "exec"), names)
+    assert capsys.readouterr().out.splitlines() == expected
+
+
 def test_most_of_the_tutorials_are_among_them():
     tutorials = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "tutorials").glob("*.md")}
     assert tutorials <= set(PAGES)
