@@ -576,7 +576,7 @@ beside the weights, the training log in the CSV file. Cards are made by `python 
 *Official test* is the official test split, which was not available during development. *Held out* is the same recipe on
 training examples that it did not see; the shipped weights may have seen them.
 """
-CARDS_NEXT = """Next: [Fine-tuning](tutorials/fine-tuning.md) from these weights, or [Reproduction](reproduction.md) of the paper.
+CARDS_NEXT = """Next: [Fine-tuning](tutorials/fine-tuning.md), or [Reproduction](reproduction.md).
 """
 # name in a recipe -> (title, terms)
 DATA = {

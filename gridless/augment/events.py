@@ -222,9 +222,9 @@ class Thin(EventTransform):
 
 @dataclass(frozen=True)
 class ThinTo(EventTransform):
-    """Leave events out at random: about so many stay that their logarithm is uniform between `least` and all of them.
+    """Leave events out at random. The logarithm of their number is uniform between `least` and all of them.
 
-    How many events a recording has then tells less of what it shows. One with fewer than `least` stays as it is.
+    The number of events then says less about the class. A recording with fewer than `least` events is unchanged.
     """
 
     least: int

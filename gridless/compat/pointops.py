@@ -3,8 +3,8 @@
 `offset` (B) says where each example ends: example b is rows offset[b - 1] to offset[b] - 1. Searches return int32
 indices (m, nsample), -1 where there are no more neighbours, and distances, 1e5 there.
 
-What differs: distances of all found points are right (the original's `ball_query` returns indices in their place when
-it thins a ball), neighbourhoods may have any size, and of equal distances the smaller index comes first.
+Differences: all distances are correct (the original's `ball_query` returns indices instead if it thins a ball),
+neighbourhoods may have any size, and equal distances are ordered by index.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Write `from gridless.compat.torch_cluster import knn_graph` instead of `from tor
 `gl.pyg.enable()` makes PyG use them. Searches return (2, E) int64, edges in order of the rows of `y`. float16, bfloat16
 and whole numbers are searched as float32, and more than eight dimensions by the distances of all pairs, some at a time.
 
-What differs: where a ball has more than `max_num_neighbors` points the nearest are kept, not the first found; batch
-vectors that are not sorted are refused; TorchScript does not take these functions.
+Differences: a ball with more than `max_num_neighbors` points keeps the nearest, not the first; unsorted batch vectors
+are refused; TorchScript is not supported.
 """
 
 from __future__ import annotations

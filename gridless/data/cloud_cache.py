@@ -17,7 +17,7 @@ from gridless.data.files import sweep, whole_file, write_whole
 class Clouds(NamedTuple):
     """coords (N, points, 3) float32, label (N) int64, and the name of each shape, '' where a release has none.
 
-    Where points have parts, these are a fourth column.
+    Parts of points are a fourth column.
     """
 
     coords: np.ndarray

@@ -1,6 +1,6 @@
-"""Events as images: what networks on grids are fed, and what people look at. Tensors in, tensors out, on any device.
+"""Events as images, for networks on grids and for people. Tensors in, tensors out, on any device.
 
-Of one recording the result has no batch dimension; of several it has B as its first. The same bits in every run.
+The result of one recording has no batch dimension, that of several begins with B. The same bits in every run.
 """
 
 from __future__ import annotations

@@ -30,11 +30,11 @@ _CHILD = Path(__file__).with_name("isolated_process.py")
 
 
 def read_isolated(reader: Callable[..., T], path: str | Path, max_bytes: int | None = None, **options: Any) -> T:
-    """`reader(path, max_bytes=max_bytes, **options)`, run in a process of its own, which starts and ends with the call.
+    """Call `reader(path, max_bytes=max_bytes, **options)` in a process that starts and ends with the call.
 
-    What the reader returns or raises comes back. It may take 60 seconds and one more for each megabyte of the file, and
-    1 GiB of memory and four times `max_bytes` (see `gridless.data.limits`; the limit on memory holds on Linux only).
-    More than that, and the death of the process, is a `FormatError`. An exception here, such as an interrupt, ends it.
+    Returns or raises what the reader does. Limits: 60 seconds plus one for each megabyte of the file; 1 GiB of memory
+    plus four times `max_bytes` (see `gridless.data.limits`; Linux only). Exceeding them, or a crash, raises
+    `FormatError`. An exception in this process, such as an interrupt, ends the other one.
     """
     path = Path(path)
     limits = Limits(path, max_bytes)

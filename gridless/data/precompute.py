@@ -39,25 +39,25 @@ _File = tuple[Path, int, range]
 class Precomputed(Dataset):
     """A map-style data set of (geometry, label), read from disk.
 
-    `dataset[i]` gives (example, label) or an example alone, augmented anew whenever it is asked; `plan` is run on the
-    example, unless the data set's own transform ends with one. Each of the `repeats` augmentations is one epoch:
+    `dataset[i]` gives (example, label) or an example alone, with new augmentation at each call. `plan` runs on the
+    example, unless the data set's own transform ends with a plan. Each of the `repeats` augmentations is one epoch:
     `set_epoch(e)` reads number e modulo `repeats`. The random numbers of an entry depend on `seed`, its repeat and its
-    place alone, not on workers.
+    index, not on workers.
 
-    What is missing is made when the object is (by `num_workers` processes), in files of `shard` examples that appear
-    only when they are whole: a run that is interrupted, killed or out of disk space loses at most the files it was
-    making, and the next one goes on from there. A file that is truncated, foreign, or damaged in its header is refused
-    by name; whether the arrays behind the header are damaged `verify` tells.
+    The constructor computes missing entries (in `num_workers` processes) and writes files of `shard` examples. A file
+    appears when it is complete: a run that is interrupted, killed or out of disk space loses at most the files in
+    progress, and the next run continues. Truncated, foreign and damaged headers are refused by name. `verify` also
+    checks the arrays behind the header.
 
     Args:
-        dataset: gives (example, label), or an example alone. What identifies its contents, if it has an attribute
-            `fingerprint` that says so, becomes part of the key.
-        folder: where the folder of this key is, or will be.
-        plan: what is run on each example; None where the data set's transform ends with one.
-        repeats: how many augmentations of each example are kept.
+        dataset: gives (example, label), or an example alone. Its attribute `fingerprint`, if it has one, identifies
+            the contents and is part of the key.
+        folder: the parent of the folder of this key.
+        plan: runs on each example; None if the data set's transform ends with a plan.
+        repeats: augmentations of each example.
         seed: of the augmentations.
         shard: examples in a file.
-        num_workers: processes that make what is missing; 0 makes it here.
+        num_workers: processes that compute missing entries; 0 computes them in this one.
         version: any words that become part of the key; change them to begin anew.
         check: draw every example once more (without running the plan), in its first augmentation, and refuse a folder
             that was made from others: another label or whole number, or real numbers whose sum, plain or weighted by

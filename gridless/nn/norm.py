@@ -28,7 +28,7 @@ class BatchNorm(_BatchNorm):
     `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)); without `affine` there is no weight and no bias.
     Weight, bias and statistics are made on `device` and of `dtype`.
 
-    Where `synchronised` is set (see `synchronise`), statistics are those of the rows of all processes together.
+    If `synchronised` is set (see `synchronise`), statistics are over the rows of all processes.
     """
 
     synchronised = False

@@ -34,7 +34,7 @@ class PoolMemory(NamedTuple):
 class MaxPool(Pooling):
     """F'[b] = max of F[s] over the points s of example b of `cloud`: (S, C) to (B, C); 0 where there are none.
 
-    Of events, with a memory: over all packets so far.
+    With a memory, the events of all packets so far.
     """
 
     def forward(self, features: Tensor, geometry: Geometry, memory: dict[nn.Module, Any] | None = None) -> Tensor:
@@ -52,7 +52,7 @@ class MaxPool(Pooling):
 class MeanPool(Pooling):
     """F'[b] = mean of F[s] over the points s of example b of `cloud`: (S, C) to (B, C); 0 where there are none.
 
-    Of events, with a memory: over all packets so far.
+    With a memory, the events of all packets so far.
     """
 
     def forward(self, features: Tensor, geometry: Geometry, memory: dict[nn.Module, Any] | None = None) -> Tensor:

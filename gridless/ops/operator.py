@@ -95,7 +95,7 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
         methods = {"forward": run, "jvp": jvp, "backward": backward or _refuse_second}
         static_methods = {what: staticmethod(method) for what, method in methods.items()}
         kind: Any = type(torch.autograd.Function)(name, (torch.autograd.Function,), static_methods)  # type: ignore[call-arg]
-        # What `Function.apply` does beside this is for torch.func's transforms, which are refused.
+        # Skips the part of `Function.apply` for torch.func's transforms, which are refused.
         apply: Callable = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
 
         @wraps(forward)

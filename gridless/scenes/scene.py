@@ -190,10 +190,10 @@ class Scene:
 
     def scan(self, cell: float, known: Path | None = None, finite: Sequence[str] = ()) -> np.ndarray:
         """Find the box of each piece, and count the points in cells of a grid over the first two axes: (K, 3) int64,
-        the two numbers of each cell that has some, and how many.
+        the two indices of each occupied cell and its number of points.
 
-        What is found is kept in the file `known`, and taken from there the next time, for the same files. Points that
-        are not finite, in their coordinates or in the rows `finite`, are refused.
+        The file `known` caches the result for the same files. Points with non-finite coordinates or rows `finite` are
+        refused.
         """
         about = "" if known is None else self.identity(cell, *finite)
         if known is not None and known.exists():

@@ -203,9 +203,9 @@ class Tile:
         around: float = 0.0,
         prepare: Callable[[Cloud], Cloud] = lambda cloud: cloud,
     ) -> tuple[Tile, Geometry]:
-        """A plan on the tile's cloud. Of what is inside, it gives what it would give of the whole scene.
+        """Run a plan on the tile's cloud. Inside the tile, the result is that of the whole scene.
 
-        Where the halo does not suffice it is widened, and the plan is run again; the tile that did is returned, too.
+        If the halo is too small, it is widened and the plan runs again. Also returns the tile with the final halo.
 
         Args:
             plan: one that begins with points, and has a `reach`.

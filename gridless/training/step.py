@@ -32,8 +32,8 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
 class Loss(NamedTuple):
     """Loss and counts of one batch: scalars on its device, of fixed shape, so that a step can be captured.
 
-    Of `judged` items (examples, points, events), `right` are correct. The quotient over an epoch is logged as
-    `train_accuracy`, and the plateau schedule watches it. Without counts it watches the loss.
+    `right` of `judged` items (examples, points, events) are correct. Their quotient over an epoch is logged as
+    `train_accuracy`, and drives the plateau schedule. Without counts the loss drives it.
     """
 
     value: Tensor

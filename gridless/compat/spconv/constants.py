@@ -1,6 +1,6 @@
 """Switches that networks read or set. Only `SPCONV_ALLOW_TF32` has an effect, and only on a GPU."""
 
-# Whether float32 convolutions may round products to TF32. Read at every call; kernel size 1 follows torch's own switch.
+# Allows TF32 products of float32. Read at every call; kernel size 1 follows torch's own switch.
 SPCONV_ALLOW_TF32 = False
 
 # Weights are (C_out, kernel..., C_in).

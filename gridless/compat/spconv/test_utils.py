@@ -1,4 +1,4 @@
-"""What spconv's own tests import: comparisons, grids of parameters and random sparse data."""
+"""Imports of spconv's own tests: comparisons, grids of parameters and random sparse data."""
 
 from __future__ import annotations
 

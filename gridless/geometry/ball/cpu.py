@@ -1,8 +1,8 @@
 """The ball search on the CPU: a bisection (see `gridless.geometry.bisection`) in as many threads as torch uses.
 
-Small examples are searched once, and their rows kept until they can be put in order. Large ones are cut into parts that
-threads share, and searched twice, to count and to fill, so that little more memory is needed than the edges take.
-Where a limit cuts rows, the nearest search fills them: it does not look at everything inside.
+Small examples are searched once; their rows are stored and then put in order. Large examples are cut into parts that
+threads share, and searched twice, to count and to fill: memory is little more than the edges. If a limit cuts rows, the
+nearest search fills them, because it need not visit all points inside.
 """
 
 from __future__ import annotations

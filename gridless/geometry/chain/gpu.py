@@ -1,9 +1,9 @@
-"""The lines of a plan that follow one another, on the GPU: without a wait between them.
+"""Consecutive lines of a plan on the GPU, without a wait between them.
 
-How many edges and samples there are is known on the device alone, and to read it back takes as long as a search. So
-each result gets the room that it would have needed in the last calls, for each point of the cloud, and a quarter more;
-all sizes are read back once, at the end, and the results are cut to them. Where something had no room, nothing follows
-it, and the lines are run one by one, as they are when a plan is called for the first time.
+The numbers of edges and samples are known on the device only, and reading one back takes as long as a search. Therefore
+each result gets the room per point that the last calls needed, and a quarter more. All sizes are read back once, at the
+end, and the results are cut to them. If a result does not fit, the lines after it stop, and all run one by one, as in
+the first call of a plan.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from gridless.structures import MAX_EDGES, Cloud, Edges
 
 # Small results vary more.
 _SPARE = 64
-# Scans of different places follow one another, and one that does not fit takes twice the time: of what an earlier call
-# needed, so much is remembered at the next, up to so many times the need of the last.
+# A scan that does not fit takes twice the time, and scans vary: each call remembers this share of the room that earlier
+# calls needed, up to this multiple of the last.
 _FADES, _TIMES = 0.99, 4.0
 
 
@@ -50,7 +50,7 @@ class GpuChain:
     lines: list[tuple[int, int, int]]  # is it a sample; its cloud; a cloud or edges, by their lines; 0 is the first
     radii: list[float]
     rows_of: dict[int, int]  # balls of samples whose rows are those of the ball that these were sampled by
-    # Of the last calls: points of the cloud; for each line a `Room` in parts of the cloud; the longest row of a search.
+    # By device: points of the cloud, and the `Room` of each line per point, in the last calls.
     needed: dict[torch.device, tuple[int, list[tuple[float, float]]]] = field(default_factory=dict)
     longest: int = common.LONGEST
 

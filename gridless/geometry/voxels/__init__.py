@@ -120,7 +120,7 @@ def transposed_taps(
 def taps_between(
     source: Tensor, target: Tensor, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1
 ) -> TapEdges:
-    """What each of the sites `target` sees of the sites `source` through a kernel; see above.
+    """The sites `source` that each of the sites `target` sees through a kernel; see above.
 
     Args:
         source: the sites (S, 1 + D) that are seen.
@@ -195,7 +195,7 @@ def tap_search(
     padding: Axes | None = None,
     dilation: Axes = 1,
 ) -> TapEdges:
-    """What each voxel of `target` sees of `source` through a kernel.
+    """The voxels of `source` that each voxel of `target` sees through a kernel.
 
     Args:
         source: the voxels that are seen.

@@ -33,7 +33,7 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
 
 @njit(nogil=True, cache=True, inner=True)
 def _place(sites, places, site):
-    """Where in the table a site is, or would be."""
+    """The slot of a site in the table, or the free slot for it."""
     mask, code = len(places) - 1, np.int64(0)
     for d in range(len(site)):
         code = (code ^ site[d]) * _MIX

@@ -11,7 +11,7 @@ _ROOM = 1 << 62
 
 
 class _Column(NamedTuple):
-    """How one column of sites enters a key."""
+    """Encoding of one column of sites in a key."""
 
     low: int
     extent: int

@@ -104,8 +104,8 @@ def event_conv_step(
 ) -> tuple[Tensor, EventMemory]:
     """The scan form on the next packet of each stream: memory in (None before the first), memory out.
 
-    How a stream is cut into packets does not change a bit of the memory, and of the result only rounding. The memory
-    given is left as it was. For inference: it keeps no gradients. The other arguments are those of `event_conv`.
+    Packet boundaries change no bit of the memory, and the result only by rounding. The `memory` argument itself is not
+    changed. For inference: no gradients. The other arguments are those of `event_conv`.
     """
     _checked(features, weight, rate, bias, source, target, kernel, stride, decay_time)
     gathered, memory = event_gather_step(features, rate, source, target, kernel, stride, decay_time, memory)

@@ -1,6 +1,6 @@
 """Segment pooling in Triton: a program owns one example and a block of channels, and walks its rows in order.
 
-Where few examples have many rows, several programs share one, each a slice of its rows.
+If there are few examples with many rows, several programs share one, each a slice of its rows.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportOperatorIssue=false

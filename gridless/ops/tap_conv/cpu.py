@@ -87,7 +87,7 @@ class _Chunk:
         begins = [int(splits[k] + np.searchsorted(target[splits[k] : splits[k + 1]], first)) for k in every]
         ends = [int(splits[k] + np.searchsorted(target[splits[k] : splits[k + 1]], end)) for k in every]
         self.first, self.end = first, end
-        # Where the edges of each tap begin among those of the chunk.
+        # First edge of each tap in the chunk.
         self.splits = np.cumsum([0, *(b - a for a, b in zip(begins, ends, strict=True))])
         if self.splits[-1] == len(target):
             self.source, self.target = pairs.source, pairs.target
@@ -141,7 +141,7 @@ def _gather_rows(first, last, rows, index, out):
 
 @njit(nogil=True, cache=True)
 def _add_rows(first, last, products, splits, target, out):
-    """Of every tap the edges whose targets are from `first` to before `last`."""
+    """Adds the products of edges with targets first <= t < last, tap by tap."""
     for k in range(len(splits) - 1):
         e, end = splits[k], splits[k + 1]
         e += np.searchsorted(target[e:end], first)

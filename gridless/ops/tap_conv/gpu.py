@@ -31,7 +31,7 @@ _PART = 1024
 
 
 class TileShape(NamedTuple):
-    """How a kernel is cut: rows, columns and steps of a product, warps, steps in flight, and groups of taps."""
+    """Tiling of a kernel: rows, columns and steps of a product, warps, steps in flight, and groups of taps."""
 
     rows: int
     columns: int
@@ -115,7 +115,7 @@ def _factor(weight: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Tenso
 
 
 def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What TF32 keeps of x, and the rest."""
+    """x in TF32, and the rest."""
     high, low = torch.empty_like(x), torch.empty_like(x)
     size = x.numel()
     _PARTS((cdiv(size, 1024), 1, 1), (x, high, low), (size,), (1024,))
@@ -127,7 +127,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """How matrices are multiplied: float32 as torch's own products are told to."""
+    """Precision of products. float32 follows PyTorch's setting."""
     if dtype != torch.float32 or torch.version.hip is not None:
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
@@ -142,7 +142,7 @@ def product_tile(dtype: torch.dtype, precision: str, taps: int, channels: int, w
         return TileShape(32, min(columns, 32), 16, 4, 1, least)
     if dtype != torch.float32:
         return TileShape(64, columns, min(deep, 64), 4, 3, least)
-    # Where products take long, those of rows that have no such tap weigh more than a second pass over the sums.
+    # Long products: those of rows without the tap cost more than a second pass over the sums.
     exact = precision == "tf32x3"
     long = min(channels, width) >= (64 if exact else 256)
     columns = min(columns, 64 if exact else 128)
@@ -269,13 +269,13 @@ def _tiles(
 
 @triton.jit
 def _high(x):
-    """What TF32 keeps of float32, rounded towards zero."""
+    """float32 rounded to TF32, towards zero."""
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["size"])
 def _split(X, HIGH, LOW, size, B: tl.constexpr):
-    """HIGH is what TF32 keeps of X, LOW the rest; B numbers each."""
+    """HIGH is X in TF32, LOW the rest; B numbers each."""
     at = tl.program_id(0) * B + tl.arange(0, B)
     x = tl.load(X + at, at < size, other=0.0)
     high = _high(x)

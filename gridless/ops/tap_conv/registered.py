@@ -21,7 +21,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class Backend(Protocol):
-    """What `cpu.py` and `gpu.py` provide. All tensors but the weight are contiguous, and on one device."""
+    """Functions of `cpu.py` and `gpu.py`. All tensors are on one device, and contiguous (except the weight)."""
 
     def conv(self, features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> Tensor:
         """out (S', P) in the dtype of the features."""
@@ -75,7 +75,7 @@ _eager_conv = eager("tap_conv", _save, _differentiate)(_forward)
 
 # The convolution as operators.
 
-# Edges of the tables that traced graphs were called with, and all that is kept beside them.
+# Tables of traced graphs, and their edges (with all that the edges cache).
 _KNOWN = WeakTensorKeyDictionary()
 
 
@@ -103,7 +103,7 @@ def _backward_flops(grad, features, weight, table, num_source, symmetric, needs,
 
 
 def _flops(features, weight, bias, table, *rest, **_):  # type: ignore[no-untyped-def]
-    """Of every tap of every target, as how many have a source is not in the shapes."""
+    """All taps of every target. Shapes do not tell the number of edges."""
     return 2 * table[0] * weight[0] * weight[1] * weight[2]
 
 

@@ -152,7 +152,7 @@ class SparseConvTensor:
         return tensor
 
     def find_indice_pair(self, key: str | None) -> IndiceData | None:
-        """What a layer kept under its `indice_key`, or None."""
+        """The indices that a layer stored under its `indice_key`, or None."""
         return None if key is None else self.indice_dict.get(key)
 
     def dense(self, channels_first: bool = True) -> Tensor:

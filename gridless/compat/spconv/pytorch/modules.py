@@ -11,12 +11,12 @@ from gridless.compat.spconv.pytorch.core import SparseConvTensor
 
 
 def is_spconv_module(module: nn.Module) -> bool:
-    """Whether a module takes a sparse tensor; others in a `SparseSequential` get its features."""
+    """True if a module takes a sparse tensor. Others in a `SparseSequential` get its features."""
     return isinstance(module, (SparseModule, SparseBatchNorm, SparseSyncBatchNorm, SparseReLU, SparseIdentity))
 
 
 def is_sparse_conv(module: nn.Module) -> bool:
-    """Whether a module is a sparse convolution."""
+    """True if a module is a sparse convolution."""
     return isinstance(module, SparseConvolutionBase)
 
 

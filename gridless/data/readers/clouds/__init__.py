@@ -48,15 +48,15 @@ def read_cloud(
     topic: str | None = None,
     message: int = 0,
 ) -> Cloud:
-    """The points of the file `path`, as one example, with what the file says of each point as its rows.
+    """Read the points of the file `path` as one example. Everything the file stores for each point becomes a row.
 
     PLY (ASCII and binary), PCD (ASCII, binary, compressed), LAS, LAZ and COPC, E57, NPY and NPZ, KITTI's `.bin`,
     nuScenes' `.pcd.bin`, XYZ, ASC, TXT, CSV and PTS (a point per line, numbers separated by whitespace, commas or
     semicolons), and `sensor_msgs/PointCloud2` in ROS 1 `.bag`, ROS 2 `.db3` and `.mcap`. Columns are found by name
     where the file names them; otherwise the first three (or two) are the coordinates.
 
-    Of a bag, `topic` says which clouds, where several topics have some, and `message` which of them: 0 is the first,
-    -1 the last.
+    `topic` chooses between the topics of a bag with clouds, `message` between the clouds of a topic: 0 is the first, -1
+    the last.
 
     Coordinates are float32, or float64 for LAS, where the file declares numbers that float32 cannot hold, and of text
     where float32 would move a point by a millionth of the widest side; `dtype` overrides. Points that are not finite

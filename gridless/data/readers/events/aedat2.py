@@ -2,7 +2,7 @@
 
 Addresses are read as they are stored: of a DVS128 x = bits 1 to 7, y = bits 8 to 14, polarity = bit 0; of a DAVIS
 x = bits 12 to 21, y = bits 22 to 30, polarity = bit 11. (jAER mirrors the x of a DVS128 and calls its bit 0 = 0 ON.)
-What is no contrast event (triggers, frames, inertial data) is left out. The counter is unsigned and may wrap.
+Triggers, frames and inertial data are left out. The counter is unsigned and may wrap.
 """
 
 from __future__ import annotations
