@@ -56,7 +56,7 @@ class Policy(PointTransform):
 
     @property
     def steps(self) -> list[PointTransform]:
-        found = [
+        choices = [
             (self.shuffle, Shuffle()),
             (self.drop, Drop(self.drop)),
             (self.jitter, Jitter(self.jitter, self.jitter_clip, ball=self.jitter_clip < math.inf)),
@@ -67,7 +67,7 @@ class Policy(PointTransform):
             (self.mirror, Mirror(2)),
             (self.shift, Shift(self.shift)),
         ]
-        return [step for wanted, step in found if wanted]
+        return [step for wanted, step in choices if wanted]
 
     def describe(self) -> str:
         return ", ".join(step.describe() for step in self.steps)

@@ -62,8 +62,8 @@ def of_plan(plan: Plan, sizes: Mapping[str, str] | None = None) -> tuple[dict[st
     boxes, arrows = {}, []
     for row, (name, step) in enumerate(plan.steps.items()):
         makes_cloud = name.startswith("X")
-        words = _words(name, step) + (f"\n{sizes[name]}" if sizes and name in sizes else "")
-        boxes[str(name)] = Box(0 if makes_cloud else 1, row, words, CLOUDS if makes_cloud else EDGES)
+        label = _words(name, step) + (f"\n{sizes[name]}" if sizes and name in sizes else "")
+        boxes[str(name)] = Box(0 if makes_cloud else 1, row, label, CLOUDS if makes_cloud else EDGES)
         arrows += [(str(read), str(name)) for read in dict.fromkeys(step.inputs)]
     return boxes, arrows
 
@@ -76,14 +76,14 @@ def of_network(
     boxes, arrows = of_plan(plan, sizes)
     before, row, placed = None, -1.0, set[str]()
     for name, layer, edges in layers_of(model):
-        found = [str(edges)] if str(edges) in boxes else [str(edges.source), str(edges.target)]
-        row = max(row + 1, max(boxes[each].row for each in found))
-        if len(found) == 2 and found[1] not in placed:
+        origins = [str(edges)] if str(edges) in boxes else [str(edges.source), str(edges.target)]
+        row = max(row + 1, max(boxes[each].row for each in origins))
+        if len(origins) == 2 and origins[1] not in placed:
             # A stream without searches is placed beside the first convolution that targets it.
-            boxes[found[1]] = boxes[found[1]]._replace(row=row)
-            placed.add(found[1])
+            boxes[origins[1]] = boxes[origins[1]]._replace(row=row)
+            placed.add(origins[1])
         boxes[name] = Box(2, row, f"{_role(layer, edges, plan)}\n{tuple(layer.weight.shape)}", LAYERS)
-        arrows += [(each, name) for each in dict.fromkeys(found)]
+        arrows += [(each, name) for each in dict.fromkeys(origins)]
         if before is not None:
             arrows.append((before, name))
         before = name
@@ -93,14 +93,14 @@ def of_network(
 def layers_of(model: nn.Module) -> list[tuple[str, Any, Name]]:
     """Convolutions of a network with their names and edges, by the line of the plan that their targets come from."""
     lines = list(model.plan.steps)  # type: ignore[union-attr]
-    found = []
+    convolutions = []
     for name, layer in model.named_modules():
         edges = getattr(layer, "edges", getattr(layer, "near", None))
         if isinstance(edges, Name) and hasattr(layer, "weight"):
             # Implicit edges, such as those of event streams, take the place of their targets.
             at = lines.index(str(edges)) if str(edges) in lines else lines.index(str(edges.target))
-            found.append((at, name, layer, edges))
-    return [each[1:] for each in sorted(found, key=lambda each: each[0])]
+            convolutions.append((at, name, layer, edges))
+    return [each[1:] for each in sorted(convolutions, key=lambda each: each[0])]
 
 
 def of_block(module: nn.Module) -> tuple[dict[str, Box], list[tuple[str, str]]]:

@@ -69,33 +69,33 @@ class Picture:
         if isinstance(self.thing, Events) and self.view != "space":
             return figures.image(self.image(), self.words)
         points, colours, sizes = self.points()
-        keep, words = self._kept(points, fit=not isinstance(self.thing, Events))
+        keep, title = self._kept(points, fit=not isinstance(self.thing, Events))
         if isinstance(self.thing, Events):
             # Milliseconds, x, and y pointing down.
             points = points * np.array([1e-3, 1, -1])
-            return figures.space_time(points[keep], colours[keep], words, self.full_legend())
+            return figures.space_time(points[keep], colours[keep], title, self.full_legend())
         flat = self.thing.dim < 3
         places = points[keep][:, : 2 if flat else 3]
-        return figures.points(places, colours[keep], sizes[keep], words, self.full_legend())
+        return figures.points(places, colours[keep], sizes[keep], title, self.full_legend())
 
     def html(self) -> str:
         """The drawing as a page of its own that can be turned with the mouse."""
         from gridless.pictures.page import Page, cloud, image, mesh
 
         if isinstance(self.thing, Triangles):
-            corners, words = self._triangles()
+            corners, title = self._triangles()
             card = mesh(corners)
         elif self.view != "space":
-            card, words = image(self.figure()), self.words
+            card, title = image(self.figure()), self.words
         else:
             points, colours, sizes = self.points()
-            keep, words = self._kept(points)
+            keep, title = self._kept(points)
             if isinstance(self.thing, Events) and len(points):
                 # Scale the time axis to 1.6 times the longer side of the sensor.
                 points = points * np.array([1.6 * max(self.thing.sensor) / max(points[:, 0].max(), 1), 1, 1])
             card = cloud(points[keep], colours[keep], sizes[keep], legend=self.full_legend())
         turns = "" if self.view != "space" else "Drag to turn, wheel to zoom."
-        page = Page(words, turns, fit=True)
+        page = Page(title, turns, fit=True)
         page.row(card)
         return page.html()
 
@@ -147,15 +147,15 @@ class Picture:
                 return "no events"
             seconds = int(thing.time[-1] - thing.time[0]) / 1e6
             return f"{len(thing):,} events in {seconds:.3g} s, {thing.sensor[0]} x {thing.sensor[1]} pixels"
-        words = [f"{len(thing):,} points" if len(thing) else "no points"]
+        parts = [f"{len(thing):,} points" if len(thing) else "no points"]
         lost = int((~thing.coords.isfinite()).any(1).sum())
         if lost:
-            words.append(f"{lost:,} of them not finite and left out")
+            parts.append(f"{lost:,} of them not finite and left out")
         if self.sample is not None:
-            words.append(f"{len(self.sample):,} samples")
+            parts.append(f"{len(self.sample):,} samples")
         if self.edges is not None:
-            words.append(f"{len(self.edges) / max(self.edges.num_target, 1):.1f} neighbours each")
-        return ", ".join(words)
+            parts.append(f"{len(self.edges) / max(self.edges.num_target, 1):.1f} neighbours each")
+        return ", ".join(parts)
 
     def __repr__(self) -> str:
         return f"Picture of {self.words}: in a notebook it can be turned; else .save('picture.html') or .save('a.png')"
@@ -203,24 +203,24 @@ class Picture:
                 near = source[splits[i] : splits[i + 1]]
                 colours[near], sizes[near] = ORANGE, 7
         if self.sample is not None and self.sample.parent_index is not None:
-            kept = self.sample.parent_index.cpu().numpy()
-            colours[kept], sizes[kept] = RED, 9
+            index = self.sample.parent_index.cpu().numpy()
+            colours[index], sizes[index] = RED, 9
         return points, colours, sizes
 
     def _kept(self, points: np.ndarray, fit: bool = False) -> tuple[np.ndarray, str]:
         """Indices of the points that are drawn, and a line with their number. With `fit`, outliers are left out."""
-        keep, words = np.flatnonzero(np.isfinite(points).all(1)), self.words
+        keep, title = np.flatnonzero(np.isfinite(points).all(1)), self.words
         if fit and len(keep):
             low, high = box_of(points[keep])
             inside = ((points[keep] >= low) & (points[keep] <= high)).all(1)
             if not inside.all():
-                words += f", {int((~inside).sum()):,} outliers are outside the picture"
+                title += f", {int((~inside).sum()):,} outliers are outside the picture"
             keep = keep[inside]
         most = self.max_points or MOST
         if len(keep) <= most:
-            return keep, words
+            return keep, title
         chosen = np.random.default_rng(0).choice(keep, most, replace=False)
-        return np.sort(chosen), f"{words}: {most:,} of them, taken at random, are shown"
+        return np.sort(chosen), f"{title}: {most:,} of them, taken at random, are shown"
 
     def _triangles(self) -> tuple[np.ndarray, str]:
         assert isinstance(self.thing, Triangles)

@@ -91,9 +91,9 @@ def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) 
     figure = _figure(5 * len(samples), 5.5)
     # The layout leaves no room for titles when axes are off.
     figure.get_layout_engine().set(rect=(0, 0, 1, 0.94))
-    for at, (title, kept) in enumerate(samples.items()):
+    for at, (title, index) in enumerate(samples.items()):
         axes = figure.add_subplot(1, len(samples), at + 1)
-        chosen = points[kept]
+        chosen = points[index]
         gap = np.linalg.norm(points[:, None] - chosen[None], axis=-1).min(1)
         from matplotlib.patches import Circle
 
@@ -188,7 +188,7 @@ def levels(lines: dict[str, dict[str, dict[str, float]]], title: str = "") -> An
     """Rows of every line of a plan, and the neighbours of every search: medians as bars, means and maxima as marks."""
     figure = _figure(10, 1.2 + 0.36 * len(lines))
     for at, what in enumerate(("rows", "neighbours")):
-        named = {name: found[what] for name, found in lines.items() if what in found}
+        named = {name: statistics[what] for name, statistics in lines.items() if what in statistics}
         axes = figure.add_subplot(1, 2, at + 1)
         places = np.arange(len(named))
         axes.barh(places, [max(each["median"], 0.1) for each in named.values()], color=BLUE, label="median")

@@ -109,9 +109,9 @@ def cloud(
     if len(packed) > LARGE:
         # In random order any prefix is a uniform sample; the viewer draws a prefix while the cloud moves.
         packed = packed[np.random.default_rng(0).permutation(len(packed))]
-    words = "".join(f' data-{k}="{text_of(v)}"' for k, v in data.items())
+    attributes = "".join(f' data-{k}="{text_of(v)}"' for k, v in data.items())
     encoded = base64.b64encode(packed.tobytes()).decode()
-    return _card(f'<canvas data-points="{encoded}"{words}></canvas>', caption, legend)
+    return _card(f'<canvas data-points="{encoded}"{attributes}></canvas>', caption, legend)
 
 
 def mesh(corners: np.ndarray) -> str:

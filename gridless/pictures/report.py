@@ -86,7 +86,7 @@ def _draw(
         figure.savefig(out / name, dpi=120)
     page = Page(f"Run {out.name}", f"{len(history)} epochs")
     kinds = {"valid_accuracy": "validation accuracy", "train_accuracy": "training accuracy"}
-    page.figures([(f"{results[key]:.1%}", words) for key, words in kinds.items() if results.get(key) is not None])
+    page.figures([(f"{results[key]:.1%}", label) for key, label in kinds.items() if results.get(key) is not None])
     page.row(*(image(figure, name) for name, figure in drawn.items()))
     if table:
         page.heading("Classes")

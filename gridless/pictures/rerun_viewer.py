@@ -81,9 +81,9 @@ class RerunPicture:
         rerun, picture = load_rerun(), self.picture
         recording.log("cloud", _up(rerun, picture.up), static=True)
         coords = _spatial(cloud)
-        kept = _random(coords, picture.max_points or MOST)
-        colours = BLUE if picture.colours is None else picture.colours[kept]
-        points = rerun.Points3D(coords[kept], colors=colours, radii=_radius(rerun, 1.5))
+        index = _random(coords, picture.max_points or MOST)
+        colours = BLUE if picture.colours is None else picture.colours[index]
+        points = rerun.Points3D(coords[index], colors=colours, radii=_radius(rerun, 1.5))
         recording.log("cloud/points", points, static=True)
         for name, (red, green, blue) in picture.legend.entries if picture.legend else ():
             recording.log("legend", rerun.TextLog(name, color=(red, green, blue)), static=False)
@@ -100,8 +100,8 @@ class RerunPicture:
 def show_in_rerun(picture: Picture, predictions: Any = None, names: Any = None) -> RerunPicture:
     """The picture in Rerun; the viewer opens where there is a display."""
     load_rerun()
-    made = RerunPicture(picture, predictions, names)
-    return made.open() if has_display() else made
+    drawing = RerunPicture(picture, predictions, names)
+    return drawing.open() if has_display() else drawing
 
 
 def log_events(recording: Any, events: Events, colours: np.ndarray | None = None, most: int = MOST) -> None:
@@ -118,8 +118,8 @@ def log_events(recording: Any, events: Events, colours: np.ndarray | None = None
     if colours is None:
         on = np.zeros(len(time), bool) if events.polarity is None else events.polarity.cpu().numpy()
         colours = np.where(on[:, None], RED, BLUE)
-    kept = _random(pixel, most)
-    pixel, time, colours = pixel[kept], time[kept], colours[kept]
+    index = _random(pixel, most)
+    pixel, time, colours = pixel[index], time[index], colours[index]
     width, height = events.sensor
     recording.log(
         "events", rerun.Boxes2D(mins=[[0, 0]], sizes=[[width, height]], colors=[[128, 128, 128]]), static=True
@@ -179,10 +179,10 @@ def _spatial(cloud: Cloud) -> np.ndarray:
 
 def _random(coords: np.ndarray, most: int) -> np.ndarray:
     """Indices of at most `most` finite points, chosen at random, in ascending order."""
-    kept = np.flatnonzero(np.isfinite(coords).all(1))
-    if len(kept) <= most:
-        return kept
-    return np.sort(np.random.default_rng(0).choice(kept, most, replace=False))
+    finite = np.flatnonzero(np.isfinite(coords).all(1))
+    if len(finite) <= most:
+        return finite
+    return np.sort(np.random.default_rng(0).choice(finite, most, replace=False))
 
 
 def _neighbourhoods(rerun: Any, picture: Picture, coords: np.ndarray) -> Any:

@@ -76,11 +76,11 @@ def _mp4(ffmpeg: str, path: Path, images: Iterator[np.ndarray], fps: float) -> P
     first = next(images)
     height, width = first.shape[:2]
     with TemporaryDirectory() as folder:
-        made = Path(folder) / "video.mp4"
+        video = Path(folder) / "video.mp4"
         # Players want even sides and colours at half resolution.
-        words = f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -".split()
-        words += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white", "-pix_fmt", "yuv420p", str(made)]
-        with subprocess.Popen([ffmpeg, *words], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        arguments = f"-y -loglevel error -f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps} -i -".split()
+        arguments += ["-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2:color=white", "-pix_fmt", "yuv420p", str(video)]
+        with subprocess.Popen([ffmpeg, *arguments], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdin is not None
             assert process.stderr is not None
             try:
@@ -90,6 +90,6 @@ def _mp4(ffmpeg: str, path: Path, images: Iterator[np.ndarray], fps: float) -> P
             except BrokenPipeError:
                 pass
             said = process.stderr.read().decode(errors="replace").strip()
-        if process.returncode or not made.is_file():
+        if process.returncode or not video.is_file():
             raise RuntimeError(f"ffmpeg could not write {path.name}: {said[-300:] or process.returncode}")
-        return write_whole(path, made.read_bytes())
+        return write_whole(path, video.read_bytes())

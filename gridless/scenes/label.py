@@ -264,13 +264,13 @@ def _label_all(
         # A line that a killed run did not finish is written over.
         notes.truncate(notes.seek(sum(len(line) + 1 for line in lines)))
         alone = workers == 1 and ray is None
-        for key, (index, found) in first.over(left) if alone else run(Labeller, arguments, left, workers, ray):
+        for key, (index, predicted) in first.over(left) if alone else run(Labeller, arguments, left, workers, ray):
             if len(index) != tiles.counts[key]:
                 raise RuntimeError(f"tile {key} has {len(index)} points, not {tiles.counts[key]}")
             # Mapped for one tile only: what is mapped counts as memory.
             place = np.memmap(labels, dtype, "r+", shape=(tiles.scene.count,))
             # 0 is what has no label.
-            place[index] = found + 1
+            place[index] = predicted + 1
             place.flush()
             del place
             notes.write(f"{key[0]} {key[1]}\n".encode())

@@ -210,7 +210,7 @@ class Scene:
             self._cache.clear()
         trim()
         self.low, self.high = (np.array([look[end] for look in looks]) for end in (0, 1))
-        counts = added(np.concatenate([found for *_, found in looks]))
+        counts = added(np.concatenate([cells for *_, cells in looks]))
         if known is not None:
             with whole_file(known) as file:
                 np.savez(file, low=self.low, high=self.high, counts=counts, about=about)

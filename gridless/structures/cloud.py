@@ -209,25 +209,25 @@ class Cloud(Ragged):
         return "_alone" in self.__dict__
 
     def sampled(
-        self, kept: Tensor, splits: Tensor, distance: Tensor | None = None, coords: Tensor | None = None
+        self, index: Tensor, splits: Tensor, distance: Tensor | None = None, coords: Tensor | None = None
     ) -> Cloud:
-        """The points at the positions `kept` int64, which know where they came from: what samplers return.
+        """The points `index` (int64) of this cloud, with their origin: the result of a sampler.
 
         Args:
-            kept: rows of this cloud.
+            index: rows of this cloud.
             splits: of the samples.
             distance: of every point of this cloud to its closest sample.
             coords: those of the samples, where they are at hand and no gradient is wanted.
         """
         if coords is None or self.coords.requires_grad:
-            coords = torch.index_select(self.coords, 0, kept)
+            coords = torch.index_select(self.coords, 0, index)
         return Cloud.made(
             coords=coords,
             splits=splits,
-            parent_index=kept,
+            parent_index=index,
             num_parent=len(self),
             distance=distance,
-            rows=self.rows.taken(kept),
+            rows=self.rows.taken(index),
             directions=self.directions,
         ).trusted()
 

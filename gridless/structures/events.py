@@ -64,8 +64,8 @@ class Events(Ragged):
         if not isinstance(pixel, Tensor):
             raise TypeError(f"Events: pixel must be a tensor, not {type(pixel).__name__}. Use Events.of(...).")
         if pixel.ndim != 2 or pixel.shape[1] != 2 or pixel.dtype != torch.int32:
-            found = f"{tuple(pixel.shape)} {pixel.dtype}"
-            raise ValueError(f"Events: pixel must be (S, 2) int32, not {found}. Events.of(...) takes other types.")
+            actual = f"{tuple(pixel.shape)} {pixel.dtype}"
+            raise ValueError(f"Events: pixel must be (S, 2) int32, not {actual}. Events.of(...) takes other types.")
         for name, dtype in (("time", torch.int64), ("polarity", torch.bool), ("cause", None)):
             value = getattr(self, name)
             if value is None and name != "time":
@@ -185,9 +185,9 @@ class Events(Ragged):
         self.check_splits(what)
         fault = self.fault()
         if fault is not None:
-            row, words = fault
+            row, reason = fault
             recording = int(self.example[row])
-            raise ValueError(f"{what}: row {row - int(self.splits[recording])} of recording {recording} {words}")
+            raise ValueError(f"{what}: row {row - int(self.splits[recording])} of recording {recording} {reason}")
 
     def fault(self) -> tuple[int, str] | None:
         """The first row that `check` refuses, and why; None when all is well."""
@@ -203,18 +203,18 @@ class Events(Ragged):
             return None
         if kind == OUTSIDE:
             x, y = pixel[row].tolist()
-            words = (
+            reason = (
                 f"is at pixel ({x}, {y}), outside the sensor of {self.sensor[0]} x {self.sensor[1]}. "
                 "Pass repair='drop' to leave such events out."
             )
         elif kind == BACK:
-            words = (
+            reason = (
                 f"has time {int(time[row])} after {int(time[row - 1])}. Pass repair='sort' to sort the events, "
                 "'hold' to keep their order, or 'unwrap' if a 32-bit counter overflowed."
             )
         else:
-            words = f"has the negative time {int(time[row])}. Pass repair='shift' to start at zero."
-        return int(row), words
+            reason = f"has the negative time {int(time[row])}. Pass repair='shift' to start at zero."
+        return int(row), reason
 
 
 def as_sensor(sensor: Any, what: str = "Events") -> tuple[int, int]:
@@ -325,11 +325,11 @@ def _columns(array: Any, what: str) -> Columns:
         )
     values = {}
     for name, aliases in ALIASES.items():
-        found = [f for f in fields if f.lower() in aliases]
-        if len(found) != 1:
-            said = f"has {' and '.join(found)}" if found else f"has no {' or '.join(aliases)}"
+        names = [f for f in fields if f.lower() in aliases]
+        if len(names) != 1:
+            said = f"has {' and '.join(names)}" if names else f"has no {' or '.join(aliases)}"
             raise ValueError(f"{what}: the array {said}. Its fields are {', '.join(fields)}.")
-        value = np.asarray(array[found[0]])
+        value = np.asarray(array[names[0]])
         values[name] = value.reshape(-1) if value.ndim != 1 and value.size == max(value.shape, default=1) else value
     return columns_of(values["x"], values["y"], values["t"], values["p"], what)
 

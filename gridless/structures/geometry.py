@@ -17,9 +17,9 @@ def expect_geometry(geometry: Any) -> None:
     """Refuse points, and nothing, in place of a geometry, which is what a network meets that is called with points."""
     if geometry is None or isinstance(geometry, Tensor | np.ndarray | list | tuple):
         kinds = {Tensor: "a tensor", np.ndarray: "an array", list: "a list", tuple: "a tuple"}
-        found = next((words for kind, words in kinds.items() if isinstance(geometry, kind)), "None")
+        actual = next((kind_name for kind, kind_name in kinds.items() if isinstance(geometry, kind)), "None")
         raise TypeError(
-            f"expected a Geometry, not {found}. Call model(model.plan(x)), or model(features, model.plan(x))."
+            f"expected a Geometry, not {actual}. Call model(model.plan(x)), or model(features, model.plan(x))."
         )
 
 

@@ -271,7 +271,7 @@ def _tensor(values: tuple[int, ...], device: torch.device) -> Tensor:
 
 def _seen_from(sites: Tensor, window: _Window) -> Tensor:
     """The sites of the new grid that see `sites` (N, 1 + D), some of them several times."""
-    found, none = sites[:, :1], torch.ones(len(sites), dtype=torch.bool, device=sites.device)
+    columns, none = sites[:, :1], torch.ones(len(sites), dtype=torch.bool, device=sites.device)
     rows = none.nonzero()[:, 0]
     for axis, (kernel, stride, padding, dilation) in enumerate(zip(*window.settings, strict=True), 1):
         x = sites[rows, axis] + padding
@@ -284,9 +284,9 @@ def _seen_from(sites: Tensor, window: _Window) -> Tensor:
             shifted = x[:, None] - torch.arange(kernel, device=sites.device) * dilation
             at = torch.div(shifted, stride, rounding_mode="floor")
             sees = at * stride == shifted
-        kept, which = sees.nonzero(as_tuple=True)
-        rows, found = rows[kept], torch.cat([found[kept], at[kept, which][:, None]], 1)
-    return found
+        seen, which = sees.nonzero(as_tuple=True)
+        rows, columns = rows[seen], torch.cat([columns[seen], at[seen, which][:, None]], 1)
+    return columns
 
 
 def _inside(sites: Tensor, window: _Window, extent: list[int]) -> Tensor | None:
@@ -323,12 +323,12 @@ def _new_sites(what: str, sites: Tensor, candidates: Tensor, extent: list[int] |
         limit = _tensor(tuple(extent), candidates.device)
         inside = ((candidates[:, 1:] >= 0) & (candidates[:, 1:] < limit)).all(1)
         candidates = candidates[inside]
-    found = backends.implementation(reference, sites.device).distinct(candidates.contiguous())
-    if sites.dtype == torch.int32 and extent is None and len(found):
-        low, high = (int(v) for v in found.aminmax())
+    distinct = backends.implementation(reference, sites.device).distinct(candidates.contiguous())
+    if sites.dtype == torch.int32 and extent is None and len(distinct):
+        low, high = (int(v) for v in distinct.aminmax())
         if low < _INT32.min or high > _INT32.max:
             raise ValueError(f"{what}: new sites run from {low} to {high}: give the sites as int64")
-    return found.to(sites.dtype)
+    return distinct.to(sites.dtype)
 
 
 def _check_sites(what: str, sites: Tensor) -> int:

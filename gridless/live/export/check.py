@@ -186,7 +186,7 @@ def compiled(command: list[str], folder: Path) -> None:
         raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
 
 
-def _run(target: str, program: Path, words: list[str]) -> str:
-    command = [*(runner(target) or []), str(program), *words]
+def _run(target: str, program: Path, arguments: list[str]) -> str:
+    command = [*(runner(target) or []), str(program), *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     return result.stdout + result.stderr

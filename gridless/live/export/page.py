@@ -64,18 +64,18 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048, ti
     }
     page = (HERE / "web" / "index.html").read_text("utf-8")
     # In one pass: a name that looks like a placeholder stays a name.
-    page = re.sub(r"@(TITLE|ABOUT|NAMES|SOURCE|FORMATS)@", lambda found: values[found[1]], page)
+    page = re.sub(r"@(TITLE|ABOUT|NAMES|SOURCE|FORMATS)@", lambda match: values[match[1]], page)
     # A script, because pages that are files may not fetch other files.
     return write(folder, {"index.html": page, "network.js": f'const NETWORK = "{code}";\n'})
 
 
 def drawing(names: list[str]) -> str:
     """The drawing that the page shows before a recording is loaded: digits, arms, car or shapes, by the class names."""
-    words = [set(re.findall(r"[a-z]+|\d", name.lower())) for name in names]
+    class_words = [set(re.findall(r"[a-z]+|\d", name.lower())) for name in names]
     for source in ("arms", "car"):
-        if any(word & DRAWN[source] for word in words):
+        if any(word & DRAWN[source] for word in class_words):
             return source
-    digits = sum(bool(word & DRAWN["digits"]) for word in words)
+    digits = sum(bool(word & DRAWN["digits"]) for word in class_words)
     return "digits" if names and 2 * digits > len(names) else "shapes"
 
 

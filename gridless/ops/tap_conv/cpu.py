@@ -92,8 +92,8 @@ class _Chunk:
         if self.splits[-1] == len(target):
             self.source, self.target = pairs.source, pairs.target
         else:
-            kept = [slice(a, b) for a, b in zip(begins, ends, strict=True)]
-            self.source, self.target = (torch.cat([x[part] for part in kept]) for x in (pairs.source, pairs.target))
+            slices = [slice(a, b) for a, b in zip(begins, ends, strict=True)]
+            self.source, self.target = (torch.cat([x[part] for part in slices]) for x in (pairs.source, pairs.target))
 
     def taps(self) -> Iterator[tuple[int, int, int]]:
         """(tap, its first edge, the end of its edges) of every tap that has some."""

@@ -131,8 +131,8 @@ def _save_traced(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _differentiate_traced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     needs, (num_source, symmetric, backend) = list(ctx.needs_input_grad[:3]), ctx.settings
-    found = _traced_backward(grad, *ctx.saved_tensors, num_source, symmetric, needs, backend)
-    return *(x if need else None for x, need in zip(found, needs, strict=True)), None, None, None, None
+    grads = _traced_backward(grad, *ctx.saved_tensors, num_source, symmetric, needs, backend)
+    return *(x if need else None for x, need in zip(grads, needs, strict=True)), None, None, None, None
 
 
 @operator(
