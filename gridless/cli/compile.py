@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +15,9 @@ import torch
 import typer
 
 from gridless.kernels.progress import track
+
+# A recording of one event in EVT 2.0 and in EVT 3.0: time, (row,) event.
+RAW = {2: struct.pack("<2I", 0x80000001, 0x10000801), 3: struct.pack("<4H", 0x8001, 0x6002, 0x0001, 0x2801)}
 
 
 def compile_kernels(
@@ -175,8 +179,13 @@ def files() -> None:
         for file in (Path(folder, "cloud.ply"), Path(folder, "cloud.npy")):
             gl.write_cloud(file, clouds[0])
             gl.read_cloud(file)
-        for file in (Path(folder, "recording.npz"), Path(folder, "recording.csv")):
+        for suffix in ("npz", "csv", "dat"):
+            file = Path(folder, f"recording.{suffix}")
             gl.write_events(file, recordings[0])
+            gl.read_events(file)
+        for version, words in RAW.items():
+            file = Path(folder, f"evt{version}.raw")
+            file.write_bytes(f"% evt {version}.0\n% geometry 8x8\n".encode() + words)
             gl.read_events(file)
 
 

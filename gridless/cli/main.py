@@ -62,7 +62,9 @@ def main(argv: list[str] | None = None) -> int:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
         if isinstance(error, ModuleNotFoundError) and error.name:
             text += f": pip install {error.name.partition('.')[0]}"
-        say(f"gridless {name}", text)
+        from gridless.cli.options import in_options
+
+        say(f"gridless {name}", in_options(text, name))
         return 1
 
 

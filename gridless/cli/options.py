@@ -75,10 +75,11 @@ def limited(data: Any, limit: int | None) -> Any:
     return data.take(torch.linspace(0, len(data) - 1, min(limit, len(data))).long())
 
 
-def in_options(message: object) -> str:
-    """A message of the library with options instead of arguments: `--topic NAME`, not `topic=...`."""
-    text = re.sub(r"\brepair='(\w+)'", r"--repair \1", str(message))
-    return re.sub(r"\btopic=\.\.\.", "--topic NAME", text)
+def in_options(message: object, command: str) -> str:
+    """A message of the library with options of a command instead of arguments: `--topic NAME`, not `topic=...`."""
+    option = "--set data_options.{}=" if command in ("train", "precompute", "stats") else "--{} "
+    text = re.sub(r"\brepair='(\w+)'", rf"{option.format('repair')}\1", str(message))
+    return re.sub(r"\btopic=\.\.\.", f"{option.format('topic')}NAME", text)
 
 
 def held_out_list(folder: Path) -> Path | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gridless.cli.options import Device, OwnTask, pick_device, weights_of
+from gridless.cli.options import Device, OwnTask, in_options, pick_device, weights_of
 from gridless.kernels.progress import say, shown, track
 
 # The best class of a file that is like those of training has more than this.
@@ -36,6 +36,9 @@ def predict(
     ] = None,
     repair: Annotated[
         list[str] | None, typer.Option(help="Recordings: cut, unwrap, drop, hold, sort or shift; may be repeated.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option(help="Recordings of ROS: the topic, if several can be read; default: as in training.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Classes to name per file.")] = 3,
     category: Annotated[str | None, typer.Option(help="Networks that find parts: what the clouds show.")] = None,
@@ -73,8 +76,8 @@ def predict(
     model, kind = weights_of(weights, device, task)
     options: dict[str, Any] = {
         "points": points, "keep_scale": keep_scale or None, "votes": votes, "repair": repair or None, "up": up,
-        "category": category, "out": out, "grid": grid, "tile": tile, "ray": ray, "double": double or None,
-        "workers": workers if workers > 1 else None,
+        "topic": topic, "category": category, "out": out, "grid": grid, "tile": tile, "ray": ray,
+        "double": double or None, "workers": workers if workers > 1 else None,
     }  # fmt: skip
     options = {name: value for name, value in options.items() if value is not None}
     kind.refuse("predict", options, weights)
@@ -94,7 +97,7 @@ def predict(
             if len(files) == 1 or isinstance(error, BrokenPipeError):
                 raise
             # One bad file is no reason to leave out those behind it.
-            say("gridless predict", error)
+            say("gridless predict", in_options(error, "predict"))
             failures.append(error)
     if doubtful:
         subject = "the best class has only" if len(files) == 1 else f"{len(doubtful)} of {len(files)} files have under"

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gridless.cli.options import in_options
 from gridless.kernels.progress import shown
 
 
@@ -45,10 +44,7 @@ def show(
     if model is not None:
         (drawing, class_names), colour = _with_parts(model, file, category, up), "part"
     else:
-        try:
-            drawing = read(file, topic)
-        except ValueError as error:
-            raise ValueError(in_options(error)) from error
+        drawing = read(file, topic)
     options = {"colour": colour, "up": up, "view": view, "class_names": class_names, "max_points": points}
     picture, counts = _draw(drawing, sample, ball, options)
     facts: dict[str, Any] = {"file": str(file), **counts, "drawn": picture.words}

@@ -154,19 +154,32 @@ class Cloud(Ragged):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.coords.detach()[: len(self) - self.padding].cpu().numpy(), dtype=dtype, copy=copy)
 
-    def to(self, device: torch.device | str | torch.dtype, non_blocking: bool = False) -> Self:
-        """The same cloud on another device, or with coordinates of another type: float32 or float64.
+    def to(
+        self,
+        device: torch.device | str | torch.dtype | None = None,
+        dtype: torch.dtype | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """The same cloud on another device, with coordinates of another type (float32 or float64), or both.
 
-        Rows keep their types. Gradients flow back to the coordinates.
+        The arguments are those of `Tensor.to`: `cloud.to("cuda")`, `cloud.to(torch.float32)`,
+        `cloud.to("cuda", torch.float32)`. Rows keep their types. Gradients flow back to the coordinates.
         """
-        if not isinstance(device, torch.dtype):
-            return super().to(device, non_blocking)
-        if device not in (torch.float32, torch.float64):
-            raise TypeError(f"Cloud.to: coordinates cannot be {device}. Give torch.float32, torch.float64 or a device.")
-        if device == self.coords.dtype:
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if isinstance(dtype, bool):  # to(device, non_blocking), as other structures have it
+            dtype, non_blocking = None, dtype
+        if dtype not in (None, torch.float32, torch.float64):
+            raise TypeError(f"Cloud.to: coordinates cannot be {dtype}. Give torch.float32, torch.float64 or a device.")
+        cloud = self._converted(dtype)
+        return cloud if device is None else super(Cloud, cloud).to(device, non_blocking)
+
+    def _converted(self, dtype: torch.dtype | None) -> Self:
+        """The same cloud with coordinates of a type; None keeps theirs."""
+        if dtype is None or dtype == self.coords.dtype:
             return self
-        distance = None if self.distance is None else self.distance.to(device)
-        cloud = self.made(**{**self._fields(), "coords": self.coords.to(device), "distance": distance})
+        distance = None if self.distance is None else self.distance.to(dtype)
+        cloud = self.made(**{**self._fields(), "coords": self.coords.to(dtype), "distance": distance})
         if self.is_alone:
             cloud.__dict__["_alone"] = True
         return cloud

@@ -20,6 +20,7 @@ from gridless.tasks.loading import (
     folder_of,
     generated,
     made,
+    topic_of,
     wrong_kind,
 )
 from gridless.training.batch import Batch
@@ -114,7 +115,7 @@ class Classify(NameExamples, CloudTask):
     data = ("modelnet40", "shapes", FOLDER)
     options = {
         "evaluate": ("--points", "--votes"),
-        "predict": ("--points", "--up", "--keep-scale", "--votes"),
+        "predict": ("--points", "--up", "--keep-scale", "--votes", "--topic"),
     }
     examples = "clouds of {points} points"
 
@@ -147,7 +148,8 @@ class Classify(NameExamples, CloudTask):
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=False)
-        settings = {name: options[name] for name in ("points", "up", "keep_scale", "votes") if name in options}
+        names = ("points", "up", "keep_scale", "votes", "topic")
+        settings = {name: options[name] for name in names if name in options}
         try:
             probability = classify(model, file, **settings)
         except ValueError:
@@ -164,6 +166,7 @@ def classify(
     up: str | None = None,
     keep_scale: bool = False,
     votes: int | None = None,
+    topic: str | None = None,
 ) -> Tensor:
     """Probabilities (classes) of the cloud in a file, prepared as the training clouds were: y up, unit sphere.
 
@@ -174,6 +177,7 @@ def classify(
         up: the axis that points up in the file: x, y or z; None: as in training, or y.
         keep_scale: do not centre and scale to the unit sphere.
         votes: views whose probabilities are averaged; None: as in the recipe saved with the weights.
+        topic: of a recording of ROS, where several topics have clouds; None: as in training.
     """
     if not isinstance(file, str | Path):
         words = "it takes the path of a file; points at hand are asked by model(model.plan(points))"
@@ -181,7 +185,8 @@ def classify(
     recipe = getattr(model, "about", {}).get("recipe", {})
     points, how = points or int(recipe.get("points", 1024)), preparation(recipe, up, keep_scale)
     device = next(model.parameters()).device
-    cloud = prepare(read_points(file, points, how), str(file), points, how, how.features).to(device)
+    cloud = read_points(file, points, how, topic=topic_of(recipe, file, topic))
+    cloud = prepare(cloud, str(file), points, how, how.features).to(device)
     check_scale(model.plan(cloud), str(file), how, stacklevel=3)
     one = TrainingSet.of(cloud, torch.zeros(1, dtype=torch.int64, device=device), features=how.features)
     return probabilities(model, one, views_of_cloud(votes or recipe.get("votes", 1)))[0].cpu()

@@ -13,7 +13,7 @@ from gridless.data.prepare import Preparation, blocks, joined, prepare, read_poi
 from gridless.geometry import grid_sample, nearest
 from gridless.structures import Cloud
 from gridless.tasks.clouds import check_scale, preparation
-from gridless.tasks.loading import FOLDER
+from gridless.tasks.loading import FOLDER, topic_of
 from gridless.weights import class_names
 
 # Colours of parts, in turn.
@@ -30,6 +30,7 @@ def write_parts(
     points: int | None = None,
     up: str | None = None,
     keep_scale: bool = False,
+    topic: str | None = None,
 ) -> tuple[Path, dict[str, int]]:
     """Write the cloud of a file with the part and a colour of every point to OUT/NAME.ply; return path and counts.
 
@@ -47,7 +48,8 @@ def write_parts(
     recipe = model.about.get("recipe", {})
     wanted, how = points or int(recipe.get("points", 2048)), preparation(recipe, up, keep_scale)
     # Training on labels of a user's folder reads the vertices of a PLY with faces, not points drawn from the faces.
-    cloud = read_points(file, wanted, how, label=recipe.get("data") == FOLDER)
+    topic = topic_of(recipe, file, topic)
+    cloud = read_points(file, wanted, how, label=recipe.get("data") == FOLDER, topic=topic)
     grid = recipe.get("data_options", {}).get("grid")
     seen = grid_sample(cloud, grid) if grid else cloud
     part = torch.empty(len(seen), dtype=torch.int64)

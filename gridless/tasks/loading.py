@@ -120,13 +120,24 @@ def check_labels(numbers: Tensor | None, count: int | None, what: str, setting: 
 def check_kind(file: Path, recordings: bool) -> None:
     """Reject a folder, a cloud if the weights are for `recordings`, and a recording if they are not."""
     from gridless.data.listing import CLOUDS, RECORDINGS
+    from gridless.data.readers.bags import is_bag
 
-    if file.is_dir():
+    if file.is_dir() and not is_bag(file):
         raise ValueError(f"{file} is a folder, and these weights take files: give those in it, {file}/*")
     # Some suffixes are valid for both.
     right, wrong = (RECORDINGS, CLOUDS) if recordings else (CLOUDS, RECORDINGS)
     if file.suffix.lower() in wrong and file.suffix.lower() not in right:
         raise wrong_kind(file, recordings)
+
+
+def topic_of(recipe: Recipe | Mapping[str, Any], file: str | Path, topic: str | None) -> str | None:
+    """The topic to read from a ROS bag: `topic`, or else the one of training. For other files `topic` itself."""
+    from gridless.data.readers.bags import is_bag
+
+    if topic is not None or not is_bag(Path(file)):
+        return topic
+    options = recipe.data_options if isinstance(recipe, Recipe) else recipe.get("data_options", {})
+    return options.get("topic")
 
 
 def wrong_kind(file: Path, recordings: bool) -> ValueError:

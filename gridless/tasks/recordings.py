@@ -30,6 +30,7 @@ from gridless.tasks.loading import (
     made,
     range_of,
     some_of,
+    topic_of,
 )
 from gridless.tasks.storage import PackSource, examples_of
 from gridless.training.examples import TrainingSet
@@ -65,7 +66,7 @@ class ClassifyRecordings(NameExamples):
     name = "recordings"
     network = "a network that names recordings"
     data = (*SETS, FOLDER)
-    options = {"evaluate": ("--votes",), "predict": ("--votes", "--repair")}
+    options = {"evaluate": ("--votes",), "predict": ("--votes", "--repair", "--topic")}
     examples = "recordings"
 
     def check_recipe(self, recipe: Recipe) -> None:
@@ -154,7 +155,7 @@ class ClassifyRecordings(NameExamples):
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=True)
-        settings = {name: options[name] for name in ("repair", "votes") if name in options}
+        settings = {name: options[name] for name in ("repair", "votes", "topic") if name in options}
         return self.prediction(model, file, classify_events(model, file, **settings), options.get("top", 3))
 
 
@@ -314,7 +315,13 @@ def _describe(recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
     return lines
 
 
-def classify_events(model: Any, file: str | Path, repair: str | Sequence[str] = (), votes: int | None = None) -> Tensor:
+def classify_events(
+    model: Any,
+    file: str | Path,
+    repair: str | Sequence[str] = (),
+    votes: int | None = None,
+    topic: str | None = None,
+) -> Tensor:
     """Probabilities (classes) of the recording in a file, prepared as those of the training set were.
 
     Args:
@@ -322,12 +329,14 @@ def classify_events(model: Any, file: str | Path, repair: str | Sequence[str] = 
         file: the recording.
         repair: repairs of damaged recordings, those of `read_events`; if empty, as in training.
         votes: views whose probabilities are averaged; None: as in the recipe saved with the weights.
+        topic: of a recording of ROS, where several topics have events; None: as in training.
     """
     from gridless.data import read_events
 
     recipe = Recipe.from_dict(getattr(model, "about", {}).get("recipe") or {"model": model.config, "data": "glyphs"})
     repair, sensor = repair or recipe.data_options.get("repair", ()), recorded_sensor(model, recipe)
-    events = read_events(file, sensor if "drop" in repair else None, repair)
+    topic = topic_of(recipe, file, topic)
+    events = read_events(file, sensor if "drop" in repair else None, repair, topic=topic)
     events = fitted(events, sensor, str(file))
     if not len(events):
         raise ValueError(f"{file}: there is no event in it")

@@ -77,7 +77,10 @@ class LabelParts(LabelPoints):
 
     name = "parts"
     network = "a network that finds parts of clouds"
-    options = {"evaluate": ("--points",), "predict": ("--points", "--up", "--keep-scale", "--category", "--out")}
+    options = {
+        "evaluate": ("--points",),
+        "predict": ("--points", "--up", "--keep-scale", "--category", "--out", "--topic"),
+    }
     records = "parts"
 
     def outputs(self, data: TrainingSet) -> dict[str, Any]:
@@ -128,7 +131,8 @@ class LabelParts(LabelPoints):
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=False)
-        settings = {name: options[name] for name in ("category", "points", "up", "keep_scale") if name in options}
+        names = ("category", "points", "up", "keep_scale", "topic")
+        settings = {name: options[name] for name in names if name in options}
         return self.prediction(file, *write_parts(model, file, Path(options.get("out") or "parts"), **settings))
 
 

@@ -34,6 +34,7 @@ from gridless.tasks.loading import (
     generated,
     made,
     range_of,
+    topic_of,
 )
 from gridless.training.examples import TrainingSet, ragged
 from gridless.training.loader import Loader
@@ -54,7 +55,7 @@ class Track(Task):
     name = "track"
     network = "a network that tracks an object"
     data = ("spots", "blobs", FOLDER)
-    options = {"evaluate": (), "predict": ("--out", "--repair")}
+    options = {"evaluate": (), "predict": ("--out", "--repair", "--topic")}
 
     def check_recipe(self, recipe: Recipe) -> None:
         if recipe.augment != Policy() or recipe.prepare or recipe.transforms not in (None, []):
@@ -159,7 +160,9 @@ class Track(Task):
         from gridless.live import stream
 
         check_kind(file, recordings=True)
-        events = read_events(file, sensor=tuple(model.config["sensor"]), repair=options.get("repair", ()))
+        topic = topic_of(getattr(model, "about", {}).get("recipe") or {}, file, options.get("topic"))
+        sensor, repair = tuple(model.config["sensor"]), options.get("repair", ())
+        events = read_events(file, sensor=sensor, repair=repair, topic=topic)
         found = list(stream(model).push(events))
         out = options.get("out", Path("tracks"))
         out = out if out.suffix in (".csv", ".json") else out / f"{file.stem}.csv"

@@ -10,6 +10,7 @@ import time
 import tracemalloc
 import warnings
 
+import event_files
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,7 @@ from small_run import shapes
 import gridless as gl
 from gridless import models, weights
 from gridless.cli.main import main
-from gridless.cli.options import limited
+from gridless.cli.options import in_options, limited
 from gridless.data.prepare import Preparation, prepare
 from gridless.tasks.clouds import check_scale, preparation
 from gridless.tasks.labelled import write_parts
@@ -755,11 +756,15 @@ def test_kernels_that_do_not_exist_are_refused_with_those_that_do(capsys):
 @pytest.mark.slow
 def test_after_compiling_the_readers_of_files_nothing_of_them_compiles_again(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    recording = event_files.recording()
+    (tmp_path / "2.raw").write_bytes(event_files.evt2(recording))
+    (tmp_path / "3.raw").write_bytes(event_files.evt3(recording))
+    gl.write_events(tmp_path / "a.dat", recording)
+    files = [str(tmp_path / name) for name in ("2.raw", "3.raw", "a.dat")]
+    samples = "gl.data.sample('street'); gl.data.sample('car')"
+    reading = f"import gridless as gl; {samples}; [gl.read_events(file) for file in {files}]"
     kernels = []
-    for arguments in (
-        ["-m", "gridless", "compile", "files"],
-        ["-c", "import gridless as gl; gl.data.sample('street'); gl.data.sample('car')"],
-    ):
+    for arguments in (["-m", "gridless", "compile", "files"], ["-c", reading]):
         subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=True)
         kernels.append(set(tmp_path.rglob("*.nbc")))
     assert kernels[0]
@@ -789,9 +794,29 @@ def test_a_bag_of_several_topics_is_refused_with_their_counts_and_the_option(bag
         assert main(words) == 1
         text = capsys.readouterr().err
         assert all(part in text for part in ("/left (1 ", "/right (3 ", "--topic NAME"))
+    assert in_options("topic=... or repair='cut'", "train") == (
+        "--set data_options.topic=NAME or --set data_options.repair=cut"
+    )
     assert main([*stream, "--topic", "/lidar"]) == 1
     assert "/lidar" in capsys.readouterr().err
     assert main([*stream, "--topic", "/right"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["time"] == 1_028_000
     assert main([*stream[:4], str(tmp_path / "net.json"), "--topic", "/right"]) == 1
     assert "--topic" in capsys.readouterr().err
+
+
+def test_predict_reads_a_bag_and_the_folder_of_one_and_the_topic_of_training(bag, tmp_path, capsys):
+    model = models.event_resnet(3, (640, 480), width=4, levels=1, pooled=0, head="stream")
+    recipe = {"model": model.config, "data": "folder", "data_options": {"topic": "/right"}}
+    gl.save(model, tmp_path / "chosen", recipe=recipe)
+    gl.save(model, tmp_path / "open")
+    folder = bag.with_name("drive-folder")
+    predict = ["predict", "--device", "cpu", "--json", "--weights"]
+    assert main([*predict, str(tmp_path / "chosen"), str(bag), str(folder)]) == 0
+    of_training = [json.loads(line)["probabilities"] for line in capsys.readouterr().out.splitlines()]
+    assert main([*predict, str(tmp_path / "open"), str(folder)]) == 1
+    assert "--topic NAME" in capsys.readouterr().err
+    assert main([*predict, str(tmp_path / "open"), str(folder), "--topic", "/right"]) == 0
+    assert of_training == [json.loads(capsys.readouterr().out)["probabilities"]] * 2
+    assert main([*predict, str(tmp_path / "open"), str(tmp_path), "--topic", "/right"]) == 1
+    assert "is a folder" in capsys.readouterr().err

@@ -172,7 +172,7 @@ def test_an_ambiguous_topic_is_refused_with_the_list(kind, tmp_path):
     with pytest.raises(FormatError, match=rf"topic=.*{counts}"):
         gl.read_events(path)
     check(gl.read_events(path, topic="/right"))
-    with pytest.raises(FormatError, match=rf"'/lidar' holds sensor_msgs/msg/PointCloud2.*{counts}"):
+    with pytest.raises(FormatError, match=rf"'/lidar' holds sensor_msgs/PointCloud2.*{counts}"):
         gl.read_events(path, topic="/lidar")
     with pytest.raises(FormatError, match=rf"no topic '/up'.*{counts}"):
         gl.read_events(path, topic="/up")

@@ -669,6 +669,23 @@ def test_coordinates_become_another_type_and_rows_keep_theirs():
     assert gl.Cloud.of(torch.rand(4, 3)).double().is_alone
 
 
+def test_a_cloud_takes_a_device_and_a_type_together_as_a_tensor_does():
+    cloud = gl.Cloud.of(torch.rand(5, 3, dtype=torch.float64), label=torch.arange(5))
+    for far in (
+        cloud.to("meta", torch.float32),
+        cloud.to(device="meta", dtype=torch.float32),
+        cloud.to("meta", torch.float32, non_blocking=True),
+        cloud.float().double().to("meta").to(dtype=torch.float32),
+    ):
+        assert far.coords.dtype == torch.float32
+        assert far.coords.device == far.rows["label"].device == torch.device("meta")
+    assert cloud.float().to("meta", torch.float64).coords.dtype == torch.float64
+    assert cloud.to("cpu", True) is cloud.to("cpu", torch.float64) is cloud
+    assert cloud.to() is cloud
+    with pytest.raises(TypeError, match=r"Cloud.to: .*int32"):
+        cloud.to("cpu", torch.int32)
+
+
 def test_conversion_keeps_what_a_sample_knows_and_looks_at_points_again():
     x = gl.Cloud.of(torch.rand(4, 3))
     wide = x.sampled(torch.tensor([0, 2]), torch.tensor([0, 2]), distance=torch.rand(4)).double()

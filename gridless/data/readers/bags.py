@@ -100,7 +100,8 @@ class Bag:
         if wanted is not None:
             if wanted in usable:
                 return wanted
-            problem = f"the topic {wanted!r} holds {topics[wanted][0]}" if wanted in topics else f"no topic {wanted!r}"
+            kind = topics.get(wanted, ("", 0))[0].replace("/msg/", "/")
+            problem = f"the topic {wanted!r} holds {kind}" if kind else f"no topic {wanted!r}"
             raise self._error(f"{problem}: {what} are in {self._listed(usable) or 'none'}")
         filled = [name for name in usable if topics[name][1]] or usable
         if len(filled) == 1:
