@@ -75,11 +75,16 @@ def limited(data: Any, limit: int | None) -> Any:
     return data.take(torch.linspace(0, len(data) - 1, min(limit, len(data))).long())
 
 
-def in_options(message: object, command: str) -> str:
+def in_options(message: object, command: str = "stream") -> str:
     """A message of the library with options of a command instead of arguments: `--topic NAME`, not `topic=...`."""
-    option = "--set data_options.{}=" if command in ("train", "precompute", "stats") else "--{} "
-    text = re.sub(r"\brepair='(\w+)'", rf"{option.format('repair')}\1", str(message))
-    return re.sub(r"\btopic=\.\.\.", f"{option.format('topic')}NAME", text)
+    if command in ("train", "precompute", "stats"):
+        repair, topic = r"--set data_options.repair=\1", "--set data_options.topic=NAME"
+    elif command in ("predict", "stream", "show"):
+        repair, topic = r"--repair \1", "--topic NAME"
+    else:
+        return str(message)
+    text = re.sub(r"\brepair='(\w+)'", repair, str(message))
+    return re.sub(r"\btopic=\.\.\.", topic, text)
 
 
 def held_out_list(folder: Path) -> Path | None:

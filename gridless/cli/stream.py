@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import typer
 
+from gridless.cli.options import in_options
 from gridless.kernels.progress import shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
@@ -122,6 +123,8 @@ def stream(
     except BrokenPipeError:
         # The reader of the predictions has seen enough. What is left in the buffer is written at the very end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ValueError as error:
+        raise ValueError(in_options(error)) from error
     finally:
         if isinstance(packets, Buffered):
             packets.close()
