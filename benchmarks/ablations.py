@@ -89,8 +89,8 @@ def one(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     for epoch in range(arguments.epochs):
         job.epoch(epoch)
     counts = POINTS if arguments.density else POINTS[-1:]
-    found = {str(n): accuracy(job.best, valid.first(n)) for n in counts}
-    return {"name": name, "seed": seed, "accuracy": found, "epochs": arguments.epochs}
+    accuracies = {str(n): accuracy(job.best, valid.first(n)) for n in counts}
+    return {"name": name, "seed": seed, "accuracy": accuracies, "epochs": arguments.epochs}
 
 
 def timed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -114,12 +114,12 @@ def timed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def command(name: str, seed: int, arguments: argparse.Namespace, folder: Path) -> subprocess.Popen:
-    words = [sys.executable, __file__, "--data", str(arguments.data), "--epochs", str(arguments.epochs)]
-    words += ["--one", name, "--seed", str(seed), "--out", str(arguments.out)]
-    words += ["--density"] if arguments.density else []
-    words += ["--limit", str(arguments.limit)] if arguments.limit else []
+    command = [sys.executable, __file__, "--data", str(arguments.data), "--epochs", str(arguments.epochs)]
+    command += ["--one", name, "--seed", str(seed), "--out", str(arguments.out)]
+    command += ["--density"] if arguments.density else []
+    command += ["--limit", str(arguments.limit)] if arguments.limit else []
     log = open(folder / f"{name}-{seed}.log", "w")  # noqa: SIM115
-    return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "2"})
+    return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "2"})
 
 
 def collect(arguments: argparse.Namespace, variants: dict[str, Any]) -> list[dict[str, Any]]:

@@ -73,8 +73,8 @@ def over_events(name: str) -> Iterator[tuple[str, float, float]]:
     for who, wrap in ((f"{each}, eager", lambda step: step), (f"{each}, captured", gl.capture)):
         own = Own(make)
         step = wrap(lambda batch, own=own: own.step(batch.geometry, batch.labels))
-        kept = [(batch,) for batch in Loader(data, own.model.plan, RECORDINGS, prefetch=0)]
-        still = milliseconds(step, chain.from_iterable(repeat(kept)))
+        reused = [(batch,) for batch in Loader(data, own.model.plan, RECORDINGS, prefetch=0)]
+        still = milliseconds(step, chain.from_iterable(repeat(reused)))
         loader = Loader(data, own.model.plan, RECORDINGS, epochs=100)
         yield who, still, milliseconds(step, ((batch,) for _ in range(100) for batch in loader))
 
@@ -117,7 +117,7 @@ def main() -> None:
     data = Clouds(torch.from_numpy(points), labels).to(DEVICE)
     batches = [(gl.Cloud.of(list(x)), y) for x, y in zip(data.points.split(batch), data.labels.split(batch))]
     plan = Own().model.plan
-    kept = [(plan(clouds), labels) for clouds, labels in batches]
+    reused = [(plan(clouds), labels) for clouds, labels in batches]
     apart = compare(plan, batches)
     print(f"{what}: losses of {len(batches)} captured steps differ by {apart:.1e} at most", flush=True)
     rows: list[dict[str, Any]] = []
@@ -131,7 +131,7 @@ def main() -> None:
 
     def over(own: Own, step: Callable[..., Any]) -> tuple[float, float]:
         """A step on kept geometry, and one after the plan."""
-        turn = chain.from_iterable(repeat(kept))
+        turn = chain.from_iterable(repeat(reused))
         still = milliseconds(step, turn)
         return still, milliseconds(lambda c, y: step(own.model.plan(c), y), chain.from_iterable(repeat(batches)))
 
@@ -154,8 +154,8 @@ def main() -> None:
         run.step(some)
 
     anew = ((i, b) for _ in range(100) for i, b in enumerate(run.loader))
-    made = [(i, Batch(Group(plan, transposed(g), y))) for i, (g, y) in enumerate(kept)]
-    row("gridless train", milliseconds(train, chain.from_iterable(repeat(made))), milliseconds(train, anew))
+    prepared = [(i, Batch(Group(plan, transposed(g), y))) for i, (g, y) in enumerate(reused)]
+    row("gridless train", milliseconds(train, chain.from_iterable(repeat(prepared))), milliseconds(train, anew))
     for name in EVENTS:
         for who, still, anew_ms in over_events(name):
             rows.append({"who": who, "kept, ms": still, "anew, ms": anew_ms})
@@ -163,10 +163,10 @@ def main() -> None:
     facts = {"data": what, "batch": batch, "largest_difference": apart}
     report(given.out, rows, **facts)
     if given.compile:
-        padded = [transposed(gl.collate([g], bucket="power_of_two")) for g, _ in kept[:2]]
+        padded = [transposed(gl.collate([g], bucket="power_of_two")) for g, _ in reused[:2]]
         compiled = Own(compiled=True)
         began = time.perf_counter()
-        turn = chain.from_iterable(repeat([(g, y) for g, (_, y) in zip(padded, kept)]))
+        turn = chain.from_iterable(repeat([(g, y) for g, (_, y) in zip(padded, reused)]))
         value = milliseconds(compiled.step, turn)
         row("torch.compile, reduce-overhead, two batches padded to powers of two", value, None)
         print(f"with compilation {time.perf_counter() - began:.0f} s", flush=True)

@@ -59,13 +59,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def on_cores(count: int, work: Callable[..., Any], *words: Any) -> Any:
+def on_cores(count: int, work: Callable[..., Any], *arguments: Any) -> Any:
     """work(*words) in a fresh process that is held to `count` cores, and torch to as many threads.
 
     Whatever a peer starts there, threads that only wait included, has those cores and no others.
     """
     with multiprocessing.get_context("spawn").Pool(1, _hold, (count,)) as pool:
-        return pool.apply(work, words)
+        return pool.apply(work, arguments)
 
 
 def _hold(count: int) -> None:
@@ -96,16 +96,16 @@ def cpu() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
         if line.startswith("model name"):
             return line.split(":")[1].strip()
-    found = subprocess.run(["lscpu"], capture_output=True, text=True).stdout if shutil.which("lscpu") else ""
-    names = [line.split(":")[1].strip() for line in found.splitlines() if line.startswith("Model name")]
+    lscpu = subprocess.run(["lscpu"], capture_output=True, text=True).stdout if shutil.which("lscpu") else ""
+    names = [line.split(":")[1].strip() for line in lscpu.splitlines() if line.startswith("Model name")]
     return f"ARM {names[0]}" if names else platform.processor()
 
 
 def commit() -> str:
     """The commit that is measured, with a + where the package has been changed since."""
 
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "gridless") else "")
 
@@ -132,8 +132,8 @@ def floors() -> dict[str, float]:
 def mps() -> str:
     """Let the kernels of several processes run side by side, where NVIDIA's daemon is installed: what it said."""
     try:
-        words = ["nvidia-cuda-mps-control", "-d"]
-        started = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+        command = ["nvidia-cuda-mps-control", "-d"]
+        started = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return "not available"
     return started.stderr.strip() or "started"

@@ -67,10 +67,10 @@ class Problem(NamedTuple):
 
     def values(self) -> Tensor:
         """The edge values (E, M)."""
-        made = reference.edge_values(
+        values = reference.edge_values(
             self.edges, self.coords, self.coords, self.basis, RADIUS, True, True, torch.float32
         )
-        return made.to(self.features.dtype)
+        return values.to(self.features.dtype)
 
 
 def problem(setting: Setting, device: str, dtype: torch.dtype) -> Problem:
@@ -277,9 +277,9 @@ def cuda_memory(work: Callable[[], Any]) -> float:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    kept = work()
+    result = work()
     torch.cuda.synchronize()
-    del kept
+    del result
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
@@ -309,10 +309,10 @@ def cpu_memory(work: Callable[[], Any]) -> float:
     before = resident()
     watcher = threading.Thread(target=watch)
     watcher.start()
-    kept = work()
+    result = work()
     done.set()
     watcher.join()
-    del kept
+    del result
     return max(most[0] - before, 0.0)
 
 
@@ -321,14 +321,14 @@ def measure(p: Problem, name: str, repeats: int, truth: tuple[Tensor, ...]) -> d
     method = METHODS[name](p)
     row: dict[str, Any] = {}
     works = passes(p, method)
-    found = (works["forward"](), *works["both"]())
-    row["error"] = max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, truth))
+    results = (works["forward"](), *works["both"]())
+    row["error"] = max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(results, truth))
     limit = 2e-3 if p.features.dtype == torch.float32 else 2e-2
     if name in OTHER:
         row["error"] = float("nan")
     elif not row["error"] < limit:
         raise SystemExit(f"{name} is wrong: {row['error']}")
-    del found
+    del results
     for what, work in works.items():
         row[what], row[f"{what} mark"] = cuda_time(work, repeats) if cuda else cpu_time(work, repeats)
         row[f"{what} MiB"] = cuda_memory(work) if cuda else cpu_memory(work)

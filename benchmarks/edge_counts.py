@@ -23,10 +23,10 @@ import gridless as gl
 
 def samples(cloud: gl.Cloud, radius: float, exact: bool) -> dict[str, gl.Cloud]:
     near = gl.ball(cloud, cloud, radius)
-    kept = gl.rejection_sample(cloud, near)
-    sizes = kept.sizes
+    rejected = gl.rejection_sample(cloud, near)
+    sizes = rejected.sizes
     return {
-        "rejection": kept,
+        "rejection": rejected,
         **({"farthest": gl.farthest_sample(cloud, sizes)} if exact else {}),
         "approximate farthest": gl.farthest_sample(cloud, sizes, near=near),
         "random": gl.random_sample(cloud, sizes, seed=0),
@@ -38,7 +38,7 @@ def rows_of(data: str, cloud: gl.Cloud, radius: float, exact: bool) -> tuple[lis
     rows, counts = [], {}
     for name, sample in samples(cloud, radius, exact).items():
         edges, held = gl.ball(sample, sample, 2 * radius), gl.ball(cloud, sample, radius)
-        found = [each.double() for each in edges.counts.split(sample.sizes.tolist())]
+        neighbours = [each.double() for each in edges.counts.split(sample.sizes.tolist())]
         covered = torch.zeros(len(cloud), dtype=torch.bool)
         covered[held.source.long()] = True
         rows.append({
@@ -46,7 +46,7 @@ def rows_of(data: str, cloud: gl.Cloud, radius: float, exact: bool) -> tuple[lis
             "sampler": name,
             "samples": len(sample) / cloud.num_examples,
             "neighbours": edges.counts.double().mean().item(),
-            "neighbours_cv": sum((each.std() / each.mean()).item() for each in found) / len(found),
+            "neighbours_cv": sum((each.std() / each.mean()).item() for each in neighbours) / len(neighbours),
             "points_without_a_sample": 1 - covered.double().mean().item(),
         })  # fmt: skip
         counts[name] = edges.counts
@@ -58,21 +58,21 @@ def scans(count: int) -> gl.Cloud:
     """Whole LiDAR scans, in random order of points."""
     import read
 
-    found = read.scans(DATA / "semantickitti_22_scans.npz")
+    clouds = read.scans(DATA / "semantickitti_22_scans.npz")
     g = np.random.default_rng(0)
-    return gl.Cloud.of([torch.from_numpy(g.permutation(found[k][0])) for k in np.linspace(0, 21, count).astype(int)])
+    return gl.Cloud.of([torch.from_numpy(g.permutation(clouds[k][0])) for k in np.linspace(0, 21, count).astype(int)])
 
 
-def draw(found: list[tuple[list[dict], dict[str, torch.Tensor]]], out: Path) -> None:
+def draw(tables: list[tuple[list[dict], dict[str, torch.Tensor]]], out: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(found), figsize=(6 * len(found), 4), layout="constrained", squeeze=False)
-    for ax, (rows, counts) in zip(axes[0], found, strict=True):
+    figure, axes = plt.subplots(1, len(tables), figsize=(6 * len(tables), 4), layout="constrained", squeeze=False)
+    for ax, (rows, counts) in zip(axes[0], tables, strict=True):
         most = int(max(values.double().quantile(0.98) for values in counts.values()))
         for row in rows:
             values = counts[row["sampler"]].clamp(max=most)
-            words = f"{row['sampler']}: coefficient of variation {row['neighbours_cv']:.2f}"
-            ax.hist(values.numpy(), bins=40, range=(0, most), histtype="step", density=True, linewidth=1.8, label=words)
+            label = f"{row['sampler']}: coefficient of variation {row['neighbours_cv']:.2f}"
+            ax.hist(values.numpy(), bins=40, range=(0, most), histtype="step", density=True, linewidth=1.8, label=label)
         ax.set(xlabel="neighbours of a sample", ylabel="share", title=rows[0]["data"])
         ax.legend(frameon=False, fontsize=8)
     figure.savefig(out, dpi=80)
@@ -86,11 +86,11 @@ def main() -> None:
     name, clouds = modelnet(arguments.clouds)
     # Several points at one place, as a few clouds of the release have, are no fault of a sampler.
     rich = [torch.from_numpy(x) for x in clouds if len(set(map(tuple, x.tolist()))) > 900]
-    found = [rows_of(f"{name}, {len(rich)} clouds", gl.Cloud.of(rich), RADIUS, True)]
+    tables = [rows_of(f"{name}, {len(rich)} clouds", gl.Cloud.of(rich), RADIUS, True)]
     if (DATA / "semantickitti_22_scans.npz").exists():
-        found.append(rows_of("LiDAR scans (SemanticKITTI), 4, balls of 0.5 m", scans(4), 0.5, False))
-    keep(arguments.out, {"machine": machine(), "rows": [row for rows, _ in found for row in rows]})
-    draw(found, arguments.out.with_suffix(".png"))
+        tables.append(rows_of("LiDAR scans (SemanticKITTI), 4, balls of 0.5 m", scans(4), 0.5, False))
+    keep(arguments.out, {"machine": machine(), "rows": [row for rows, _ in tables for row in rows]})
+    draw(tables, arguments.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class SparseProduct(torch.autograd.Function):
 def patterns(edges: gl.Edges, taps: int, source: gl.Events, target: gl.Events, decay_time: float) -> list[dict]:
     """Per tap: a CSR pattern, its transpose, and the ages."""
     row, column = edges.target.long(), edges.source.long()
-    found = []
+    blocks = []
     for u in range(taps):
         mine = row % taps == u
         i, j = row[mine] // taps, column[mine]
@@ -65,8 +65,8 @@ def patterns(edges: gl.Edges, taps: int, source: gl.Events, target: gl.Events, d
         back = torch.searchsorted(j[order], torch.arange(len(source) + 1, device=i.device))
         age = (target.time[i] - source.time[j]).float() / decay_time
         one = {"splits": splits, "source": j, "target": i, "age": age, "shape": (len(target), len(source))}
-        found.append(one | {"back_splits": back, "back_target": i[order], "back_order": order})
-    return found
+        blocks.append(one | {"back_splits": back, "back_target": i[order], "back_order": order})
+    return blocks
 
 
 def papers_way(features: Tensor, weight: Tensor, rate: Tensor, bias: Tensor, taps: list[dict]) -> Tensor:
@@ -165,8 +165,8 @@ def check(model: torch.nn.Module, events: gl.Events) -> None:
             expected = [out, *torch.autograd.grad(out.sum(), [v for v in exact if v.requires_grad])]
         for form, forward in forms(layer, geometry, window=False).items():
             out = forward(*values)
-            found = [out, *torch.autograd.grad(out.sum(), [v for v in values if v.requires_grad])]
-            for a, b in zip(found, expected, strict=True):
+            results = [out, *torch.autograd.grad(out.sum(), [v for v in values if v.requires_grad])]
+            for a, b in zip(results, expected, strict=True):
                 error = float(
                     (a.detach().cpu().double() - b.detach()).abs().max() / b.detach().abs().max().clamp(min=1e-9)
                 )
@@ -220,7 +220,7 @@ def geometry_times(model: torch.nn.Module, events: gl.Events, device: str, budge
     runs = by_pixel(events).splits.diff()
     print(f"\n{len(events):,} events, per level {list(counts.values())}, at most {int(runs.max())} on a pixel")
     rule = {"decay_time": 4000.0, "threshold": 1.6, "reset": -3.0}
-    found: dict[str, Any] = {"counts": counts}
+    facts: dict[str, Any] = {"counts": counts}
 
     def fresh() -> gl.Events:
         """The same events, with nothing kept from earlier calls."""
@@ -233,9 +233,9 @@ def geometry_times(model: torch.nn.Module, events: gl.Events, device: str, budge
     }
     for name, work in works.items():
         ms, memory = timed(work, device, budget)
-        found[name] = ms
+        facts[name] = ms
         print(f"{name:18}{ms:9.3f} ms  {len(events) / ms / 1e3:8.1f} Mev/s  {memory:8.0f} MB", flush=True)
-    return found
+    return facts
 
 
 def layer_times(model: torch.nn.Module, geometry: gl.Geometry, device: str, options: Any) -> list[dict[str, Any]]:
@@ -274,7 +274,7 @@ def layer_times(model: torch.nn.Module, geometry: gl.Geometry, device: str, opti
 def network_times(events: gl.Events, device: str, options: Any) -> dict[str, Any]:
     print("\nthe whole network, forward + backward, geometry made beforehand")
     label = torch.arange(events.num_examples, device=device) % 10
-    found = {}
+    forms = {}
     for form in ("scan", "edges", "paper"):
         torch.manual_seed(0)
         model = cifar10_dvs(dropout=0.0, form="scan" if form == "scan" else "edges").to(device)
@@ -287,13 +287,13 @@ def network_times(events: gl.Events, device: str, options: Any) -> dict[str, Any
             model.loss(geometry, label)[0].backward()
 
         ms, memory = timed(step, device, 2 * options.budget)
-        kept = sum(
+        geometry_bytes = sum(
             t.numel() * t.element_size() for s in geometry.values() for t in vars(s).values() if isinstance(t, Tensor)
         )
-        found[form] = {"ms": ms, "MB": memory, "geometry MB": kept / 1e6}
-        print(f"{form:8}{ms:10.2f} ms{memory:10.0f} MB, geometry {kept / 1e6:6.0f} MB", flush=True)
+        forms[form] = {"ms": ms, "MB": memory, "geometry MB": geometry_bytes / 1e6}
+        print(f"{form:8}{ms:10.2f} ms{memory:10.0f} MB, geometry {geometry_bytes / 1e6:6.0f} MB", flush=True)
         del model, geometry
-    return found
+    return forms
 
 
 def _as_in_the_paper(model: torch.nn.Module, geometry: gl.Geometry) -> None:

@@ -170,29 +170,29 @@ def best(read: Callable[[], object], repeats: int = 9) -> float:
 
 def peers() -> dict[str, dict[str, Callable[[Path], object]]]:
     """Other decoders that can be imported, by format."""
-    found: dict[str, dict[str, Callable[[Path], object]]] = {}
+    readers: dict[str, dict[str, Callable[[Path], object]]] = {}
     try:
         from expelliarmus import Wizard
 
         for name, encoding in (("EVT2", "evt2"), ("EVT3", "evt3"), (".dat", "dat")):
-            found.setdefault(name, {})["expelliarmus"] = lambda p, e=encoding: Wizard(encoding=e).read(p)
+            readers.setdefault(name, {})["expelliarmus"] = lambda p, e=encoding: Wizard(encoding=e).read(p)
     except ImportError:
         pass
     try:
         import event_stream
 
-        found.setdefault(".es", {})["event_stream"] = lambda p: np.concatenate(list(event_stream.Decoder(str(p))))
+        readers.setdefault(".es", {})["event_stream"] = lambda p: np.concatenate(list(event_stream.Decoder(str(p))))
     except ImportError:
         pass
     try:
         import aedat
 
-        found.setdefault("AEDAT4 LZ4", {})["aedat"] = lambda p: np.concatenate(
+        readers.setdefault("AEDAT4 LZ4", {})["aedat"] = lambda p: np.concatenate(
             [packet["events"] for packet in aedat.Decoder(str(p)) if "events" in packet]
         )
     except ImportError:
         pass
-    return found
+    return readers
 
 
 def main() -> None:

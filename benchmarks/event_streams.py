@@ -27,8 +27,8 @@ def simulated(streams: int, events: int, device: str) -> gl.Events:
     spectrum = spectrum / torch.fft.irfft2(spectrum).std((1, 2))[:, None, None]
     spectrum = spectrum.to(device)
     fx, fy = torch.fft.rfftfreq(side, device=device)[None], torch.fft.fftfreq(side, device=device)[:, None]
-    kept: list[Tensor] = []
-    reference, threshold, found = None, 0.16, 0
+    packets: list[Tensor] = []
+    reference, threshold, count = None, 0.16, 0
     for step in range(steps):
         angle = 2 * np.pi * step / 433
         moved = torch.exp(2j * np.pi * (fx * 9 * np.sin(angle) + fy * 9 * np.sin(2 * angle)))
@@ -40,9 +40,9 @@ def simulated(streams: int, events: int, device: str) -> gl.Events:
         reference = torch.where(fires, reference + change.sign() * threshold, reference)
         b, y, x = fires.nonzero().unbind(1)
         at = step * 1000 + torch.randint(0, 1000, (len(b),), generator=random).to(device)
-        kept.append(torch.stack([b, at, x, y, (change[b, y, x] > 0).long()], 1))
-        found += len(b)
-    every = torch.cat(kept)
+        packets.append(torch.stack([b, at, x, y, (change[b, y, x] > 0).long()], 1))
+        count += len(b)
+    every = torch.cat(packets)
     every = every[(every[:, 0] * 2_000_000 + every[:, 1]).argsort(stable=True)]
     parts = [every[every[:, 0] == b][:events].cpu() for b in range(streams)]
     short = min(map(len, parts))

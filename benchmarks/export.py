@@ -49,10 +49,10 @@ void calls(void *state, const net_event *events, size_t n, int64_t *took) {
 
 
 def records(events: gl.Events) -> np.ndarray:
-    made = np.zeros(len(events), RECORD)
-    made["t"], made["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
-    made["x"], made["y"] = events.pixel.numpy().T
-    return made
+    records = np.zeros(len(events), RECORD)
+    records["t"], records["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
+    records["x"], records["y"] = events.pixel.numpy().T
+    return records
 
 
 def apart(model: torch.nn.Module) -> torch.nn.Module:
@@ -76,7 +76,7 @@ def prepare(model: torch.nn.Module, folder: Path) -> None:
 
 def measure(model: torch.nn.Module, events: gl.Events, folder: Path, packet: int = 1000) -> dict[str, dict]:
     """Microseconds of processor time per event in packets, best of some rounds; of calls the median and two tails."""
-    found: dict[str, dict] = {}
+    ways: dict[str, dict] = {}
     engine = gl.stream(model)
     parts = [events[a : a + packet] for a in range(0, len(events), packet)]
     raw, libraries, states = records(events), {}, {}
@@ -86,7 +86,7 @@ def measure(model: torch.nn.Module, events: gl.Events, folder: Path, packet: int
         library.net_push.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] + [ctypes.c_void_p] * 2
         library.calls.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t, ctypes.c_void_p]
         states[way] = lines(library.net_bytes())
-        found[way] = {"state MB": states[way].nbytes / 1e6}
+        ways[way] = {"state MB": states[way].nbytes / 1e6}
     rounds: dict[str, list[float]] = {"engine": [], **{way: [] for way in WAYS}}
     # One after the other in every round, so that all see the same load.
     for _ in range(5):
@@ -108,12 +108,12 @@ def measure(model: torch.nn.Module, events: gl.Events, folder: Path, packet: int
         library.net_predict(state, ctypes.c_void_p(logits.ctypes.data))
         # Before the last stream has fired, both are the bias.
         same = np.array_equal(logits, engine.predict().numpy())
-        found[way]["error"] = 0.0 if same else _error(torch.from_numpy(logits), engine.predict())
-        assert found[way]["error"] < (1e-5 if WAYS[way][0] == 32 else 1e-2), (way, found)
+        ways[way]["error"] = 0.0 if same else _error(torch.from_numpy(logits), engine.predict())
+        assert ways[way]["error"] < (1e-5 if WAYS[way][0] == 32 else 1e-2), (way, ways)
         took = np.zeros(len(raw), np.int64)
         library.net_reset(state)
         library.calls(state, raw.ctypes.data, len(raw), took.ctypes.data)
-        found[way] |= late(took)
+        ways[way] |= late(took)
     ones = [events[k : k + 1] for k in range(min(20_000, len(events)))]
     took = np.zeros(len(ones), np.int64)
     engine.reset()
@@ -121,10 +121,10 @@ def measure(model: torch.nn.Module, events: gl.Events, folder: Path, packet: int
         begin = time.perf_counter_ns()
         engine(one)
         took[k] = time.perf_counter_ns() - begin
-    found["engine"] = late(took)
+    ways["engine"] = late(took)
     for way, seconds in rounds.items():
-        found[way]["us/event"] = 1e6 * float(np.min(seconds)) / len(events)
-    return found
+        ways[way]["us/event"] = 1e6 * float(np.min(seconds)) / len(events)
+    return ways
 
 
 def late(took: np.ndarray) -> dict[str, float]:
@@ -133,10 +133,10 @@ def late(took: np.ndarray) -> dict[str, float]:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--data", type=Path, default=DATA)
-    words.add_argument("--only", nargs="*", default=None, help="names of networks")
-    choice = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--only", nargs="*", default=None, help="names of networks")
+    choice = parser.parse_args()
     torch.set_num_threads(1)
     real = recordings(choice.data)
     results = {}

@@ -38,8 +38,8 @@ Search = Callable[[np.ndarray, np.ndarray, float], tuple[np.ndarray, np.ndarray]
 def scipy_search(x: np.ndarray, y: np.ndarray, radius: float) -> tuple[np.ndarray, np.ndarray]:
     from scipy.spatial import cKDTree
 
-    found = cKDTree(x).query_ball_point(y, radius)
-    return _csr(found)
+    neighbours = cKDTree(x).query_ball_point(y, radius)
+    return _csr(neighbours)
 
 
 def sklearn_search(x: np.ndarray, y: np.ndarray, radius: float) -> tuple[np.ndarray, np.ndarray]:
@@ -66,10 +66,10 @@ def torch_cluster_search(x: np.ndarray, y: np.ndarray, radius: float) -> tuple[n
     return np.concatenate([[0], np.cumsum(counts)]), source.numpy()
 
 
-def _csr(found: Any) -> tuple[np.ndarray, np.ndarray]:
-    splits = np.zeros(len(found) + 1, np.int64)
-    np.cumsum([len(row) for row in found], out=splits[1:])
-    return splits, np.concatenate([np.asarray(row, np.int32) for row in found])
+def _csr(neighbours: Any) -> tuple[np.ndarray, np.ndarray]:
+    splits = np.zeros(len(neighbours) + 1, np.int64)
+    np.cumsum([len(row) for row in neighbours], out=splits[1:])
+    return splits, np.concatenate([np.asarray(row, np.int32) for row in neighbours])
 
 
 PEERS: dict[str, tuple[str, Search]] = {
@@ -81,14 +81,14 @@ PEERS: dict[str, tuple[str, Search]] = {
 
 
 def peers() -> dict[str, Search]:
-    found = {}
+    searches = {}
     for name, (module, search) in PEERS.items():
         try:
             __import__(module)
-            found[name] = search
+            searches[name] = search
         except ImportError:
             print(f"{name} is not installed: left out")
-    return found
+    return searches
 
 
 def peer_chain(search: Search, x: np.ndarray) -> list[tuple]:
@@ -180,8 +180,8 @@ def large(points: int) -> list[dict[str, Any]]:
         raise AssertionError(f"{len(edges)} edges, but SciPy finds {2 * len(pairs) + points}")
     some = np.random.default_rng(1).integers(0, points, 1000)
     splits, source = edges.splits.numpy(), edges.source.numpy()
-    found = cKDTree(x.astype(np.float64)).query_ball_point(x[some].astype(np.float64), radius)
-    wrong = sum(sorted(f) != source[splits[i] : splits[i + 1]].tolist() for i, f in zip(some, found, strict=True))
+    neighbours = cKDTree(x.astype(np.float64)).query_ball_point(x[some].astype(np.float64), radius)
+    wrong = sum(sorted(f) != source[splits[i] : splits[i + 1]].tolist() for i, f in zip(some, neighbours, strict=True))
     if wrong > 5:
         raise AssertionError(f"{wrong} of 1000 rows differ from SciPy's")
 

@@ -97,12 +97,12 @@ def chain(cloud: gl.Cloud) -> list[Any]:
 
 def works(inputs: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     full, ragged, scene, random, large = (inputs[n] for n in ("full", "ragged", "scene", "random", "large"))
-    kept: dict[str, Any] = {}
+    balls: dict[str, Any] = {}
 
     def near(name: str) -> gl.Edges:
-        if name not in kept:
-            kept[name] = gl.ball(inputs[name], inputs[name], RADIUS)
-        return kept[name]
+        if name not in balls:
+            balls[name] = gl.ball(inputs[name], inputs[name], RADIUS)
+        return balls[name]
 
     def odd() -> list[Any]:
         results = []
@@ -154,8 +154,8 @@ def check(folder: Path) -> None:
         start = time.perf_counter()
         if name not in expected:
             verify(name, inputs, work())
-        elif (found := digests(work())) != expected[name]:
-            wrong = [(i, a, b) for i, (a, b) in enumerate(zip(found, expected[name], strict=True)) if a != b]
+        elif (actual := digests(work())) != expected[name]:
+            wrong = [(i, a, b) for i, (a, b) in enumerate(zip(actual, expected[name], strict=True)) if a != b]
             raise AssertionError(f"{name}: other results than the CPU's (place, ours, its): {wrong[:3]}")
         print(f"{name:34} {time.perf_counter() - start:7.2f} s  same", flush=True)
 
@@ -181,12 +181,14 @@ def verify(name: str, inputs: dict[str, Any], result: Any) -> None:
             want = gl.farthest_sample(cloud, size, near=near, reject="after" in name)
         assert torch.equal(result.parent_index[:size], want.parent_index), "other samples"
     elif name.startswith("rejection"):
-        kept = torch.zeros(len(scene), dtype=torch.bool, device=scene.device)
-        kept[result.parent_index] = True
+        is_sample = torch.zeros(len(scene), dtype=torch.bool, device=scene.device)
+        is_sample[result.parent_index] = True
         near = gl.ball(scene, scene, RADIUS)
-        blocking = kept[near.source.long()] & (near.source < near.target)
-        blocked = torch.zeros_like(kept).index_put_((near.target.long()[blocking],), torch.tensor(True, device="cuda"))
-        assert torch.equal(kept, ~blocked), "not the samples in index order"
+        blocking = is_sample[near.source.long()] & (near.source < near.target)
+        blocked = torch.zeros_like(is_sample).index_put_(
+            (near.target.long()[blocking],), torch.tensor(True, device="cuda")
+        )
+        assert torch.equal(is_sample, ~blocked), "not the samples in index order"
     else:
         near = gl.ball(full, full, RADIUS)
         assert torch.equal(result.splits, near.splits), "other splits"

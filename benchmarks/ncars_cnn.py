@@ -36,8 +36,8 @@ def images(data: NCars, device: torch.device, size: int) -> Tensor:
         x, y = (events.pixel.long() // size).unbind(1)
         at = (events.polarity * height + y.clamp(0, height - 1)) * width + x.clamp(0, width - 1)
         at += events.example * counts.shape[1]
-        found = torch.bincount(at, minlength=len(rows) * counts.shape[1])
-        counts[rows[0] : rows[-1] + 1] = found.view(len(rows), -1).to(torch.int16)
+        histogram = torch.bincount(at, minlength=len(rows) * counts.shape[1])
+        counts[rows[0] : rows[-1] + 1] = histogram.view(len(rows), -1).to(torch.int16)
     return counts.view(-1, 2, height, width)
 
 

@@ -29,8 +29,8 @@ from gridless.training import load_recipe
 
 def images(data: Any) -> Tensor:
     """(N, 2, 34, 34)."""
-    found = [gl.frames(data.draw(None, 0, 0, torch.tensor([k])))[0] for k in range(len(data))]
-    return torch.stack(found).float().log1p()
+    frames = [gl.frames(data.draw(None, 0, 0, torch.tensor([k])))[0] for k in range(len(data))]
+    return torch.stack(frames).float().log1p()
 
 
 def network() -> nn.Sequential:
@@ -84,8 +84,8 @@ def main() -> None:
             continue
         began = time.perf_counter()
         parts = [(x[mask], labels[mask]) for mask in (which != fold, which == fold)]
-        found = accuracy(parts[0], parts[1], fold, arguments.epochs)
-        runs.append({"fold": fold, "accuracy": found, "seconds": time.perf_counter() - began})
+        share = accuracy(parts[0], parts[1], fold, arguments.epochs)
+        runs.append({"fold": fold, "accuracy": share, "seconds": time.perf_counter() - began})
         each = [run["accuracy"] for run in runs]
         spread = statistics.stdev(each) if len(each) > 1 else 0.0
         weights = sum(p.numel() for p in network().parameters())

@@ -65,10 +65,10 @@ def one(fold: int, arguments: argparse.Namespace) -> None:
 
 
 def command(fold: int, arguments: argparse.Namespace) -> list[str]:
-    words = [sys.executable, __file__, "--one", str(fold), "--data", str(arguments.data), "--out", str(arguments.out)]
-    words += ["--folds", str(arguments.folds), "--recipe", arguments.recipe, "--device", arguments.device]
-    words += ["--limit", str(arguments.limit)] if arguments.limit else []
-    return words + [word for change in arguments.changes for word in ("--set", change)]
+    command = [sys.executable, __file__, "--one", str(fold), "--data", str(arguments.data), "--out", str(arguments.out)]
+    command += ["--folds", str(arguments.folds), "--recipe", arguments.recipe, "--device", arguments.device]
+    command += ["--limit", str(arguments.limit)] if arguments.limit else []
+    return command + [word for change in arguments.changes for word in ("--set", change)]
 
 
 def all_folds(arguments: argparse.Namespace) -> None:

@@ -97,7 +97,7 @@ def epochs(name: str, root: Path, folder: Path, count: int, device: str, limit: 
         "pack_mb": pack_bytes(pack) / MB,
         "epochs": count,
     }
-    row |= {f"{way}_s": statistics.median(found) for way, found in times.items()}
+    row |= {f"{way}_s": statistics.median(seconds) for way, seconds in times.items()}
     return row | {f"{way}_ratio": row[f"{way}_s"] / row["memory_s"] for way in ("warm", "cold")} | {"times_s": times}
 
 
@@ -276,13 +276,13 @@ def main() -> None:
         result = json.loads(options.out.read_text()) | result
     try:
         if options.events:
-            words = options.seconds, options.device, options.batch, options.workers
-            result["large"] = large(options.events, folder, *words)
+            settings = options.seconds, options.device, options.batch, options.workers
+            result["large"] = large(options.events, folder, *settings)
             draw(result["large"], options.out.with_suffix(".png"))
             print({name: value for name, value in result["large"].items() if name != "memory"}, flush=True)
         else:
-            words = folder, options.epochs, options.device, options.limit
-            result["epochs"] = [epochs(name, options.data, *words) for name in options.recipes]
+            settings = folder, options.epochs, options.device, options.limit
+            result["epochs"] = [epochs(name, options.data, *settings) for name in options.recipes]
             for row in result["epochs"]:
                 print({name: value for name, value in row.items() if name != "times_s"}, flush=True)
         keep(options.out, result)

@@ -37,7 +37,7 @@ def lags(engine, events: gl.Events, load: float, seconds: float = 2.0) -> dict[s
         engine(events[a : a + 1000])
     rate = load * len(events) / (time.process_time() - begin)
     engine.reset()
-    now, found, came, at, kept = 0.0, [], 0, 0, 0
+    now, lags, came, at, events_kept = 0.0, [], 0, 0, 0
     source = Buffered(iter(()), Overload.thin, clock=lambda: now)
     packets = iter(source)
     while now < seconds:
@@ -54,10 +54,10 @@ def lags(engine, events: gl.Events, load: float, seconds: float = 2.0) -> dict[s
         begin = time.process_time()
         engine(packet)
         now += time.process_time() - begin
-        kept += len(packet)
-        found.append(1e3 * (now - source.received))
-    p50, p99 = np.percentile(found, [50, 99])
-    return {"load": load, "events kept of each": kept / at, "p50 ms": p50, "p99 ms": p99, "most ms": max(found)}
+        events_kept += len(packet)
+        lags.append(1e3 * (now - source.received))
+    p50, p99 = np.percentile(lags, [50, 99])
+    return {"load": load, "events kept of each": events_kept / at, "p50 ms": p50, "p99 ms": p99, "most ms": max(lags)}
 
 
 def lag(data: Path) -> dict:
@@ -110,12 +110,12 @@ def main() -> None:
     if options.weights is None and options.only != "lag":
         parser.error("--weights: those of a run that held a fold out; or --only lag")
     path = RESULTS / "overload.json"
-    found = json.loads(path.read_text()) if options.only else {}
+    results = json.loads(path.read_text()) if options.only else {}
     if options.only != "lag":
-        found |= accuracy(options)
+        results |= accuracy(options)
     if options.only != "accuracy":
-        found |= {"lag": lag(options.data)}
-    keep(path, found)
+        results |= {"lag": lag(options.data)}
+    keep(path, results)
 
 
 if __name__ == "__main__":

@@ -669,10 +669,10 @@ def tables() -> tuple[list[tuple[Any, Table]], dict[str, str]]:
     if left := sorted(files.keys() - named - ELSEWHERE):
         raise ValueError(f"no table shows {left}: write one, and name it in TABLES")
     with_peers = {title: compared(columns, rows) for _, (title, _, columns, rows) in all_tables}
-    with_peers = {title: found for title, found in with_peers.items() if found}
-    overview = [(title, [ratio for _, ratio in found]) for title, found in with_peers.items()]
+    with_peers = {title: ratios for title, ratios in with_peers.items() if ratios}
+    overview = [(title, [ratio for _, ratio in ratios]) for title, ratios in with_peers.items()]
     svg = {"overview.svg": charts.ratios(overview, "All comparisons, by table")}
-    svg |= {f"{slug(title)}.svg": charts.ratios(lanes(found), title) for title, found in with_peers.items()}
+    svg |= {f"{slug(title)}.svg": charts.ratios(lanes(ratios), title) for title, ratios in with_peers.items()}
     return all_tables, svg
 
 

@@ -71,16 +71,16 @@ def table1(r: Results) -> tuple[str, str]:
         by_layer.setdefault(row["layer"], []).append(row)
     unequal = [each for each in by_layer.values() if len({row["multiply_adds"] for row in each}) > 1]
     agree = sum(min(each, key=lambda row: row["torch_ms"])["cheaper"] for each in unequal)
-    words = f"the order with fewer multiply-adds is faster for {agree} of {len(unequal)} layers (sparse products)"
-    return words, "reproduced" if agree == len(unequal) else "not reproduced"
+    result = f"the order with fewer multiply-adds is faster for {agree} of {len(unequal)} layers (sparse products)"
+    return result, "reproduced" if agree == len(unequal) else "not reproduced"
 
 
 def table2(key: str, unit: str, digits: int) -> Callable[[Results], tuple[str, str]]:
     def row(r: Results) -> tuple[str, str]:
         rows = {row["method"]: row for row in r["table2"]["rows"] if row["precision"] == "IEEE float32"}
         ours, flex = rows["ours, FlexConv's"][key], rows["FlexConv"][key]
-        words = f"{ours:.{digits}f} {unit}; FlexConv in torch {flex:.{digits}f} {unit}"
-        return words, "better" if ours < flex else "not reproduced"
+        result = f"{ours:.{digits}f} {unit}; FlexConv in torch {flex:.{digits}f} {unit}"
+        return result, "better" if ours < flex else "not reproduced"
 
     return row
 
@@ -102,44 +102,44 @@ def memory(r: Results) -> tuple[str, str]:
     rows = [row for row in r["table3"]["rows"] if row["part"] == "limit"]
     if not rows:
         raise KeyError("limit")
-    words = [
+    parts = [
         f"{row['network']}, {row['points']} points: "
         + (row.get("error") or f"{row['seconds_per_epoch']:.2f} s, {row['peak_mib']:,.0f} MiB")
         for row in rows
     ]
     fits = all("error" not in row for row in rows if row["points"] == "dropped")
-    return "; ".join(words), "reproduced" if fits else "not reproduced"
+    return "; ".join(parts), "reproduced" if fits else "not reproduced"
 
 
 def table4(network: str, mean: float) -> Callable[[Results], tuple[str, str]]:
     def row(r: Results) -> tuple[str, str]:
         official = r["official"]["weights"][f"modelnet40-{network}"]
-        words = f"{percent(official['accuracy'])} (shipped weights, official test split)"
+        result = f"{percent(official['accuracy'])} (shipped weights, official test split)"
         status = "better than the paper's mean" if official["accuracy"] > mean else "not reproduced"
-        for name, found in r.get("table4", {}).get("rows", {}).items():
+        for name, runs in r.get("table4", {}).get("rows", {}).items():
             if name.startswith(network):
-                each = found["valid_accuracy"]
-                words += f"; {name}, {len(found['seeds'])} seeds on held-out clouds: {percent(each['mean'])} "
-                words += f"± {percent(each['deviation'])}, best {percent(each['best'])}"
-        return words, status
+                each = runs["valid_accuracy"]
+                result += f"; {name}, {len(runs['seeds'])} seeds on held-out clouds: {percent(each['mean'])} "
+                result += f"± {percent(each['deviation'])}, best {percent(each['best'])}"
+        return result, status
 
     return row
 
 
 def table5(r: Results) -> tuple[str, str]:
     folds = r["nmnist_folds"]["rows"]["n-mnist"]
-    words = f"{100 * folds['accuracy']:.1f} ± {100 * folds['spread over folds']:.1f}, ten folds of 1,000 recordings"
+    result = f"{100 * folds['accuracy']:.1f} ± {100 * folds['spread over folds']:.1f}, ten folds of 1,000 recordings"
     if "nmnist_cnn" in r and len(r["nmnist_cnn"]["runs"]) == 10:
         cnn = r["nmnist_cnn"]
-        words += f"; a small CNN on frames {100 * cnn['mean']:.1f} ± {100 * cnn['spread']:.1f}"
-    return words, "not reproduced: few data"
+        result += f"; a small CNN on frames {100 * cnn['mean']:.1f} ± {100 * cnn['spread']:.1f}"
+    return result, "not reproduced: few data"
 
 
 def table7(r: Results) -> tuple[str, str]:
-    found = r["stats"]["rows"]["n-mnist"]
-    events = found["lines"]["X0 events"]["rows"]
-    words = f"N-MNIST, {found['examples']:,} recordings: {events['median']:,.0f}, {events['mean']:,.0f}, "
-    return f"{words}{events['max']:,.0f}", "reproduced for N-MNIST; four sets: no data"
+    stats = r["stats"]["rows"]["n-mnist"]
+    events = stats["lines"]["X0 events"]["rows"]
+    counts = f"N-MNIST, {stats['examples']:,} recordings: {events['median']:,.0f}, {events['mean']:,.0f}, "
+    return f"{counts}{events['max']:,.0f}", "reproduced for N-MNIST; four sets: no data"
 
 
 def densities(r: Results) -> tuple[str, str]:
@@ -150,10 +150,12 @@ def densities(r: Results) -> tuple[str, str]:
 
 
 def evenness(r: Results) -> tuple[str, str]:
-    words, rows = [], r["edge_counts"]["rows"]
+    parts, rows = [], r["edge_counts"]["rows"]
     for data in dict.fromkeys(row["data"] for row in rows):
-        found = {row["sampler"]: row["neighbours_cv"] for row in rows if row["data"] == data}
-        words.append(f"{data.split(',')[0].split(' (')[0]} {found['rejection']:.2f}, random {found['random']:.2f}")
+        variation = {row["sampler"]: row["neighbours_cv"] for row in rows if row["data"] == data}
+        parts.append(
+            f"{data.split(',')[0].split(' (')[0]} {variation['rejection']:.2f}, random {variation['random']:.2f}"
+        )
     even = all(
         row["neighbours_cv"] < other["neighbours_cv"]
         for row in rows
@@ -161,7 +163,7 @@ def evenness(r: Results) -> tuple[str, str]:
         if row["data"] == other["data"] and (row["sampler"], other["sampler"]) == ("rejection", "random")
     )
     status = "reproduced" if even else "not reproduced"
-    return "; ".join(words), status
+    return "; ".join(parts), status
 
 
 def geometry(r: Results) -> tuple[str, str]:
@@ -313,8 +315,8 @@ def orders(r: Results) -> str:
     columns = ["layer", "order", "multiply-adds, millions", "ours, ms", "ours, MiB", "sparse products, ms", "MiB"]
     rows = [[row["layer"], row["order"] + (", chosen" if row["cheaper"] else ""), row["multiply_adds"] / 1e6, row["ms"],
              row["mib"], row["torch_ms"], row["torch_mib"]] for row in r["orders"]["rows"]]  # fmt: skip
-    words = "Forward pass. *Chosen*: the order that the layer takes. MiB: memory beyond inputs and result."
-    return f"## Table 1\n\n{words}\n\n{table(columns, rows)}"
+    caption = "Forward pass. *Chosen*: the order that the layer takes. MiB: memory beyond inputs and result."
+    return f"## Table 1\n\n{caption}\n\n{table(columns, rows)}"
 
 
 def operator(r: Results) -> str:
@@ -322,9 +324,11 @@ def operator(r: Results) -> str:
         return ""
     keys = [f"{what}, {how}" for what in ("forward", "both") for how in ("eager ms", "captured ms", "MiB")]
     rows = [[row["method"], row["precision"], *(row.get(key) for key in keys)] for row in r["table2"]["rows"]]
-    words = "8 clouds of 4,096 points, 9 neighbours, 64 to 64 channels. *Both*: forward and backward, with gradients\n"
-    words += "of features and weights."
-    return f"## Table 2\n\n{words}\n\n{table(['method', 'precision', *keys], rows)}"
+    caption = (
+        "8 clouds of 4,096 points, 9 neighbours, 64 to 64 channels. *Both*: forward and backward, with gradients\n"
+    )
+    caption += "of features and weights."
+    return f"## Table 2\n\n{caption}\n\n{table(['method', 'precision', *keys], rows)}"
 
 
 def epochs(r: Results) -> str:
@@ -338,12 +342,12 @@ def epochs(r: Results) -> str:
 
 def statistics(r: Results) -> str:
     parts = []
-    for name, found in r.get("stats", {}).get("rows", {}).items():
+    for name, stats in r.get("stats", {}).get("rows", {}).items():
         rows = [[line, *(v[what][of] if what in v else "" for what in ("rows", "neighbours") for of in
-                         ("median", "mean", "max"))] for line, v in found["lines"].items()]  # fmt: skip
+                         ("median", "mean", "max"))] for line, v in stats["lines"].items()]  # fmt: skip
         columns = ["line", *(f"{what}, {of}" for what in ("rows", "neighbours") for of in ("median", "mean", "max"))]
-        words = f"`gridless stats {name} --data DIR`: {found['examples']:,} examples, not augmented."
-        parts.append(f"### {name}\n\n{words}\n\n{table(columns, rows)}")
+        caption = f"`gridless stats {name} --data DIR`: {stats['examples']:,} examples, not augmented."
+        parts.append(f"### {name}\n\n{caption}\n\n{table(columns, rows)}")
     return "## Table 7\n\n" + "\n".join(parts) if parts else ""
 
 
@@ -390,8 +394,8 @@ def ablations() -> str:
 
         rows = []
         for row in r["density"]["rows"]:
-            found = [row[count] for count in counts]
-            rows.append([row["name"], *(f"{100 * v['mean']:.1f} ± {100 * v['deviation']:.1f}" for v in found)])
+            figures = [row[count] for count in counts]
+            rows.append([row["name"], *(f"{100 * v['mean']:.1f} ± {100 * v['deviation']:.1f}" for v in figures)])
             rows.append([f"{row['name']}, authors (test clouds)", *(f"{v:.1f}" for v in AUTHORS[row["name"]])])
         parts[-1] += f"{DENSITY}\n\n{table(['', *counts], rows)}"
         parts.append("![Accuracy by number of points](images/density.png)\n")
@@ -401,9 +405,9 @@ def ablations() -> str:
         keys = ("samples", "neighbours", "neighbours_cv", "points_without_a_sample")
         rows = [[row["data"], row["sampler"], *(row[key] for key in keys)] for row in r["edge_counts"]["rows"]]
         columns = ["", "sampler", "samples", "neighbours", "coefficient of variation", "points without a sample"]
-        words = "`python benchmarks/edge_counts.py`. Every sampler keeps the same number of samples. Neighbours are\n"
-        words += "samples within twice the radius. A lower coefficient of variation means more even neighbourhoods."
-        parts.append(f"## Evenness of samples\n\n{words}\n\n{table(columns, rows)}")
+        caption = "`python benchmarks/edge_counts.py`. Every sampler keeps the same number of samples. Neighbours are\n"
+        caption += "samples within twice the radius. A lower coefficient of variation means more even neighbourhoods."
+        parts.append(f"## Evenness of samples\n\n{caption}\n\n{table(columns, rows)}")
         parts.append("![Neighbours of a sample](images/edge_counts.png)\n")
     parts.append("Next: [Reproduction](reproduction.md), or [Making it fast](tutorials/fast.md).\n")
     return "\n".join(parts)
@@ -438,11 +442,11 @@ def run(data: str | None, only: list[str] | None) -> int:
         if "DIR" in step.command and data is None:
             print(f"{step.name}: left out, it needs --data DIR", flush=True)
             continue
-        words = [sys.executable, *shlex.split(step.command.replace("DIR", str(data)))[1:]]
+        command = [sys.executable, *shlex.split(step.command.replace("DIR", str(data)))[1:]]
         print(f"{step.name}: {step.command} (about {step.minutes} minutes)", flush=True)
         began = time.perf_counter()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        status = subprocess.run(words, cwd=ROOT, env=environment).returncode
+        status = subprocess.run(command, cwd=ROOT, env=environment).returncode
         if status:
             failed += 1
             print(f"{step.name}: failed, status {status}", flush=True)

@@ -92,8 +92,8 @@ def nearest(row, cloud: gl.Cloud, x: np.ndarray, large: gl.Cloud, big: np.ndarra
 
 def rest(row, cloud: gl.Cloud, large: gl.Cloud, radius: float) -> None:
     near = gl.ball(cloud, cloud, RADIUS)
-    kept = gl.rejection_sample(cloud, near)
-    assert torch.equal(kept.parent_index, gl.rejection_sample(cloud, radius=RADIUS).parent_index)
+    samples = gl.rejection_sample(cloud, near)
+    assert torch.equal(samples.parent_index, gl.rejection_sample(cloud, radius=RADIUS).parent_index)
     count = cloud.num_examples
     row("rejection over edges", "clouds/s", count, gridless=lambda: gl.rejection_sample(cloud, near))
     row(

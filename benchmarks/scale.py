@@ -94,10 +94,10 @@ def city(scans: str, points: float) -> Parts:
 
 
 def plan() -> gl.Plan:
-    made = gl.Plan()
-    cloud = made.points()
-    made.rejection_sample(made.ball(cloud, cloud, RADIUS))
-    return made
+    plan = gl.Plan()
+    cloud = plan.points()
+    plan.rejection_sample(plan.ball(cloud, cloud, RADIUS))
+    return plan
 
 
 def peak() -> int:
@@ -121,14 +121,14 @@ def _number(file: str, name: str) -> int:
     return 0
 
 
-def note(begin: float, words: str) -> None:
-    print(f"{time.perf_counter() - begin:6.1f} s  {words}", file=sys.stderr, flush=True)
+def note(begin: float, message: str) -> None:
+    print(f"{time.perf_counter() - begin:6.1f} s  {message}", file=sys.stderr, flush=True)
 
 
-def alone(work: Callable[..., Any], *words: Any) -> Any:
+def alone(work: Callable[..., Any], *arguments: Any) -> Any:
     """work(*words) in a process of its own, which may have others."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(work, *words).result()
+        return pool.submit(work, *arguments).result()
 
 
 class Sampler:
@@ -140,30 +140,30 @@ class Sampler:
         self.tiles, self.device = Tiles(scene, size, plan().reach(), GRID, counts=counts), device
 
     def __call__(self, keys: tuple) -> tuple[int, int, float, int, int]:
-        done = kept = 0
+        done = samples = 0
         begin = time.process_time()
         for key in keys:
             tile, geometry = self.tiles.tile(key).run(plan(), device=self.device)
-            kept += int(geometry["X1"].rows["inside"].sum())
+            samples += int(geometry["X1"].rows["inside"].sum())
             done += int(tile.every.rows["inside"].sum())
-        return done, kept, time.process_time() - begin, os.getpid(), peak()
+        return done, samples, time.process_time() - begin, os.getpid(), peak()
 
 
 def sampled(scans: str, points: float, device: str, processes: int) -> Rows:
     begin, before = time.perf_counter(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        words = {"scans": scans, "points": points, "folder": folder, "device": device}
+        settings = {"scans": scans, "points": points, "folder": folder, "device": device}
         # The first pass, which the others find in the folder.
-        tiles = Sampler(**words).tiles
+        tiles = Sampler(**settings).tiles
         total, reading = tiles.scene.count, time.perf_counter() - begin
         # A task is the tiles of a few scans that stand together: each scan is made once or twice.
         groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for i, j in tiles.keys:
             groups.setdefault((i // 2, j // 8), []).append((i, j))
         here = os.getpid()
-        cores, peaks, together, done, kept, shown = time.process_time() - before, {here: peak()}, 0, 0, 0, 0.0
-        for _, (inside, samples, seconds, who, most) in run(Sampler, words, map(tuple, groups.values()), processes):
-            done, kept, cores, peaks[who] = done + inside, kept + samples, cores + seconds, most
+        cores, peaks, together, done, kept_samples, shown = time.process_time() - before, {here: peak()}, 0, 0, 0, 0.0
+        for _, (inside, samples, seconds, who, most) in run(Sampler, settings, map(tuple, groups.values()), processes):
+            done, kept_samples, cores, peaks[who] = done + inside, kept_samples + samples, cores + seconds, most
             together = max(together, held(*peaks.keys() - {here}))
             if time.perf_counter() - shown > 20:
                 shown = time.perf_counter()
@@ -172,7 +172,8 @@ def sampled(scans: str, points: float, device: str, processes: int) -> Rows:
     assert done == total, (done, total)
     seconds = time.perf_counter() - begin
     return {
-        "points": total, "processes": processes, "tiles": len(tiles), "samples": kept, "seconds": round(seconds, 1),
+        "points": total, "processes": processes, "tiles": len(tiles), "samples": kept_samples,
+        "seconds": round(seconds, 1),
         "reading, points/s": round(total / reading), "points/s": round(total / seconds),
         "points/core second": round(total / cores), "peak, MiB": sum(peaks.values()), "held, MiB": together,
         "load": os.getloadavg()[1],
@@ -181,15 +182,17 @@ def sampled(scans: str, points: float, device: str, processes: int) -> Rows:
 
 def check_samples(scans: str, device: str) -> None:
     """Tiles of two sizes, none of which is a scan, and the whole scene at once give the same samples."""
-    source, found = city(scans, 4e5), []
+    source, samples = city(scans, 4e5), []
     for size in (37.0, 93.0, math.inf):
         ours: list[int] = []
         for tile in Tiles(Scene(source, rows=[]), size, plan().reach(), GRID):
             rows = tile.run(plan(), device=device)[1]["X1"].rows
             ours += rows["index"][rows["inside"]].tolist()
-        found.append(sorted(ours))
-    assert found[0] == found[1] == found[2]
-    print(f"checked: {len(found[0]):,} samples of {sum(source.sizes):,} points are those of the whole, in two tilings")
+        samples.append(sorted(ours))
+    assert samples[0] == samples[1] == samples[2]
+    print(
+        f"checked: {len(samples[0]):,} samples of {sum(source.sizes):,} points are those of the whole, in two tilings"
+    )
 
 
 def network() -> Any:
@@ -254,7 +257,7 @@ def check_labels(scans: str, device: str) -> None:
         model.head.bias -= model(model.plan(some)).mean(0)
     many = sum(source.sizes)
     for double in (False, True) if device.startswith("cuda") else (False,):
-        found = {}
+        predictions = {}
         for size in (math.inf, 60.0, 150.0):
             worker = Labeller(source, model, size=size, grid=GRID, how=HOW, device=device, double=double)
             labels, logits = np.full(many, -1), np.full((many, 19), np.nan)
@@ -267,10 +270,10 @@ def check_labels(scans: str, device: str) -> None:
                 index, mine = worker.label(tile)
                 labels[index] = mine
             assert labels.min() >= 0
-            found[size] = labels, logits
-        whole, known = found.pop(math.inf)
+            predictions[size] = labels, logits
+        whole, known = predictions.pop(math.inf)
         best = np.sort(known, 1)
-        for size, (labels, logits) in found.items():
+        for size, (labels, logits) in predictions.items():
             asked = ~np.isnan(known[:, 0])
             off = np.abs(logits - known)[asked].max(1)
             other = labels != whole
@@ -367,10 +370,10 @@ def beside(processes: int, work: Callable[[int], Any], count: int) -> float:
     started = [context.Process(target=begin) for _ in range(processes)]
     for process in started:
         process.start()
-    found = [times.get() for _ in started]
+    rates = [times.get() for _ in started]
     for process in started:
         process.join()
-    return statistics.mean(found)
+    return statistics.mean(rates)
 
 
 def spent() -> np.ndarray:
@@ -381,10 +384,10 @@ def spent() -> np.ndarray:
 
 def in_turns(processes: list[int], work: Callable[[int], Any]) -> dict[int, list[Any]]:
     """What work(n) gives for each number, ROUNDS times: single runs on a shared machine differ by a tenth."""
-    found: dict[int, list[Any]] = {n: [] for n in processes}
+    seconds: dict[int, list[Any]] = {n: [] for n in processes}
     for n in processes * ROUNDS:
-        found[n].append(work(n))
-    return found
+        seconds[n].append(work(n))
+    return seconds
 
 
 def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
@@ -417,10 +420,10 @@ def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
     for name, work in controls(scans).items():
         count = max(2, round(seconds / 2 / beside(1, work, 2)))
         runs = in_turns(processes, partial(beside, work=work, count=count))
-        found = {n: statistics.median(runs[processes[0]]) / statistics.median(took) for n, took in runs.items()}
-        for n, part in found.items():
+        shares = {n: statistics.median(runs[processes[0]]) / statistics.median(took) for n, took in runs.items()}
+        for n, part in shares.items():
             result[f"{n} processes"][f"{name}, of linear"] = round(part, 3)
-        note(begin, f"{name}: " + ", ".join(f"{n}: {part:.3f}" for n, part in found.items()))
+        note(begin, f"{name}: " + ", ".join(f"{n}: {part:.3f}" for n, part in shares.items()))
     return result
 
 
@@ -434,8 +437,8 @@ def trained(scans: str, device: str, epochs: int) -> Rows:
     recipe, on_gpu = load_recipe("semantickitti"), device.startswith("cuda")
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter()
-        words = ["train", "semantickitti", "--data", scans, "--out", folder, "--device", device]
-        assert command([*words, "--epochs", str(epochs)]) == 0
+        arguments = ["train", "semantickitti", "--data", scans, "--out", folder, "--device", device]
+        assert command([*arguments, "--epochs", str(epochs)]) == 0
         seconds = time.perf_counter() - begin
         model: Any = load(Path(folder) / "weights.safetensors", device).eval()
     result: Rows = {"epochs": epochs, "training, s": round(seconds, 1), "s/epoch": round(seconds / epochs, 2)}
@@ -481,10 +484,10 @@ def open3d_search(scans: str, points: float) -> Rows:
     cloud = open3d.t.geometry.PointCloud(open3d.core.Tensor.from_numpy(coords))
 
     def work() -> None:
-        found = cloud.voxel_down_sample(GRID).point.positions
-        index = open3d.core.nns.NearestNeighborSearch(found)
+        points = cloud.voxel_down_sample(GRID).point.positions
+        index = open3d.core.nns.NearestNeighborSearch(points)
         index.fixed_radius_index(RADIUS)
-        index.fixed_radius_search(found, RADIUS, sort=False)
+        index.fixed_radius_search(points, RADIUS, sort=False)
 
     return rate(len(coords), work)
 
@@ -562,38 +565,38 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
-    words = parser.parse_args()
-    found: Rows = {}
+    options = parser.parse_args()
+    rows_by_name: Rows = {}
 
     def keep(rows: Rows) -> None:
-        found.update(rows)
+        rows_by_name.update(rows)
         print(json.dumps(rows), flush=True)
-        if words.out:
-            known = json.loads(words.out.read_text()) if words.out.exists() else {}
+        if options.out:
+            known = json.loads(options.out.read_text()) if options.out.exists() else {}
             about = machine()
-            if words.device == "cpu":
+            if options.device == "cpu":
                 about |= {"gpu": None, "cpu": f"{about['cores']}-core {about['compiled for']}"}
-            known[words.what] = {"machine": about, "results": found}
-            words.out.write_text(json.dumps(known, indent=1) + "\n")
+            known[options.what] = {"machine": about, "results": rows_by_name}
+            options.out.write_text(json.dumps(known, indent=1) + "\n")
 
-    if words.what == "sample":
-        alone(check_samples, words.scans, words.device)
-        for points in words.points:
-            for processes in words.processes:
-                row = alone(sampled, words.scans, points, words.device, processes)
+    if options.what == "sample":
+        alone(check_samples, options.scans, options.device)
+        for points in options.points:
+            for processes in options.processes:
+                row = alone(sampled, options.scans, points, options.device, processes)
                 keep({f"{row.pop('points'):,} points, {processes} processes": row})
-    elif words.what == "label":
-        for points in words.points:
-            row = alone(labelled, words.scans, points, words.device, words.seconds)
+    elif options.what == "label":
+        for points in options.points:
+            row = alone(labelled, options.scans, points, options.device, options.seconds)
             keep({f"{row.pop('points'):,} points": row})
-        alone(check_labels, words.scans, words.device)
-    elif words.what == "precompute":
-        keep(precomputing(words.scans, words.processes, words.seconds))
-    elif words.what == "scans":
-        keep(trained(words.scans, words.device, words.epochs))
+        alone(check_labels, options.scans, options.device)
+    elif options.what == "precompute":
+        keep(precomputing(options.scans, options.processes, options.seconds))
+    elif options.what == "scans":
+        keep(trained(options.scans, options.device, options.epochs))
     else:
-        for points in words.points:
-            keep({f"{points:,.0f} points": peers(words.scans, points)})
+        for points in options.points:
+            keep({f"{points:,.0f} points": peers(options.scans, points)})
 
 
 if __name__ == "__main__":

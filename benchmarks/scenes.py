@@ -127,7 +127,7 @@ class Theirs:
 def convolutions(scans: list[np.ndarray]) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for size in (0.05, 0.1):
-        found: dict[str, list[dict]] = {}
+        timings: dict[str, list[dict]] = {}
         for scan in scans:
             voxels = torch.unique((torch.from_numpy(scan).cuda() / size).floor().int(), dim=0)
             libraries: dict[str, Any] = {"ours": Ours(voxels, size)}
@@ -140,8 +140,8 @@ def convolutions(scans: list[np.ndarray]) -> dict[str, dict[str, Any]]:
                         if library == "spconv" and dtype == torch.bfloat16:
                             continue  # not one of its types
                         got = {what: measured(work) for what, work in it.works(width, dtype).items()}
-                        found.setdefault(f"{name}|{library}", []).append(got)
-        for key, values in found.items():
+                        timings.setdefault(f"{name}|{library}", []).append(got)
+        for key, values in timings.items():
             name, library = key.split("|")
             row = rows.setdefault(name, {})
             for what in ("kept", "both", "anew"):
@@ -153,9 +153,9 @@ def convolutions(scans: list[np.ndarray]) -> dict[str, dict[str, Any]]:
             line = f"{name:32}"
             for library in ("ours", "spconv"):
                 if f"{library} kept ms" in row:
-                    kept, pair, anew = (row[f"{library} {w} ms"] for w in ("kept", "both", "anew"))
+                    reused, pair, anew = (row[f"{library} {w} ms"] for w in ("kept", "both", "anew"))
                     mib = row[f"{library} both MiB"]
-                    line += f"  {library} {kept:.3f} / {pair:.3f} ms, anew {anew:.3f}, {mib:.0f} MiB"
+                    line += f"  {library} {reused:.3f} / {pair:.3f} ms, anew {anew:.3f}, {mib:.0f} MiB"
             if "spconv kept ms" in row:
                 for what in ("kept", "both", "anew"):
                     row[f"{what} ratio"] = row[f"spconv {what} ms"] / row[f"ours {what} ms"]
@@ -252,21 +252,21 @@ class TheirUNet(torch.nn.Module):
         return x.features
 
 
-def relative(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+def relative(values: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     """The distance of tensors, over the size of those that are wanted."""
-    apart = sum(float((f.double() - w.double()).square().sum()) for f, w in zip(found, wanted, strict=True))
+    apart = sum(float((f.double() - w.double()).square().sum()) for f, w in zip(values, wanted, strict=True))
     return (apart / sum(float(w.double().square().sum()) for w in wanted)) ** 0.5
 
 
 def distance(model: OurUNet, step: Callable[..., torch.Tensor], clouds: list[gl.Cloud]) -> float:
     """How far losses and gradients of a captured step are from those of the eager one."""
-    found, wanted = [], []
+    values, wanted = [], []
     gradients = [p.grad for p in model.parameters() if p.grad is not None]  # where the graph writes them
     for cloud in clouds:
-        found += [step(model.plan(cloud)), *(g.clone() for g in gradients)]
+        values += [step(model.plan(cloud)), *(g.clone() for g in gradients)]
     for cloud in clouds:
         wanted += [model.step(model.plan(cloud)), *(p.grad for p in model.parameters())]
-    return relative(found, wanted)
+    return relative(values, wanted)
 
 
 def captured(model: OurUNet, scans: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
@@ -318,7 +318,7 @@ def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dic
     rows: dict[str, dict[str, Any]] = {}
     for dtype in (torch.float32, torch.float16):
         name = f"{width} channels, {str(dtype).removeprefix('torch.')}"
-        found: dict[str, list[float]] = {}
+        timings: dict[str, list[float]] = {}
         ours = OurUNet(width, size).cuda().to(dtype)
         theirs = None if spconv is None else TheirUNet(width).cuda().to(dtype)
         given: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {"ours": [], "ours, raw scan": []}
@@ -343,8 +343,8 @@ def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dic
                 if scan is scans[0]:
                     figures["both, device busy ms"] = busy(whole)
                 for what, value in figures.items():
-                    found.setdefault(f"{who} {what}", []).append(value)
-        row = rows[name] = {what: statistics.median(values) for what, values in found.items()}
+                    timings.setdefault(f"{who} {what}", []).append(value)
+        row = rows[name] = {what: statistics.median(values) for what, values in timings.items()}
         for who, clouds in given.items():
             row |= {f"{who}, captured {what}": value for what, value in captured(ours, clouds).items()}
         print(f"U-Net, {name}: " + ", ".join(f"{what} {value:.3f}" for what, value in row.items()), flush=True)

@@ -33,19 +33,19 @@ from gridless.weights import SHIPPED, load, save  # noqa: E402
 @torch.no_grad()
 def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, float]:
     """Of a forward pass: all of a cloud network; of an event network per input event, and what a prediction takes."""
-    found = {"total": 0.0}
+    counts = {"total": 0.0}
 
     def count(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
         if isinstance(layer, nn.Linear):
-            found["total"] += output.numel() * layer.in_features
+            counts["total"] += output.numel() * layer.in_features
         elif isinstance(layer, FeaturelessConv):
-            found["total"] += layer.basis.size * (len(geometry[layer.edges]) + output.numel())
+            counts["total"] += layer.basis.size * (len(geometry[layer.edges]) + output.numel())
         elif isinstance(layer, PointConv):
             edges, m, q, p = len(geometry[layer.edges]), *layer.weight.shape
-            found["total"] += min(m * q * (edges + len(output) * p), m * p * (edges + len(inputs[0]) * q))
+            counts["total"] += min(m * q * (edges + len(output) * p), m * p * (edges + len(inputs[0]) * q))
         elif isinstance(layer, VoxelMerge | nn.Conv2d):
             kernel: Any = layer.conv.weight if isinstance(layer, VoxelMerge) else layer.weight
-            found["total"] += output.numel() * kernel[0].numel()
+            counts["total"] += output.numel() * kernel[0].numel()
 
     events = hasattr(model, "cost")
     asked = [layer for layer in model.modules() if isinstance(layer, VoxelHead | EventCounts)]
@@ -58,11 +58,11 @@ def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, f
             hook.remove()
     examples = next(iter(geometry.values())).num_examples
     if not events:
-        return {"multiply-adds per example": found["total"] / examples}
+        return {"multiply-adds per example": counts["total"] / examples}
     cost: Any = model.cost(geometry)  # type: ignore[operator]
     facts = {"multiply-adds per event": cost["total"] - cost.get("prediction", 0.0)}
     if asked:
-        facts["multiply-adds of a prediction"] = found["total"] / examples
+        facts["multiply-adds of a prediction"] = counts["total"] / examples
     return facts
 
 
@@ -84,8 +84,8 @@ def tried(model: nn.Module, recipe: Recipe, data: Path, examples: int) -> tuple[
                 facts["multiply-adds per event"] + share
             )
         return task.probabilities(model, some, recipe).argmax(1), facts
-    found = task.evaluate(model, some, recipe)
-    figures = torch.tensor([found["instance_iou"], found["category_iou"]]).mul(1e3).round()
+    scores = task.evaluate(model, some, recipe)
+    figures = torch.tensor([scores["instance_iou"], scores["category_iou"]]).mul(1e3).round()
     return figures, multiply_adds(model, batch.geometry, batch.labels)
 
 

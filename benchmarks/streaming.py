@@ -76,7 +76,7 @@ def recordings(data: Path) -> dict[str, list[gl.Events]]:
 def exactness(name: str, recording: gl.Events) -> dict[str, float]:
     """Largest relative error over all events of all levels: engine and session against the batch forward."""
     recording = recording[:20_000]
-    found: dict[str, float] = {}
+    differences: dict[str, float] = {}
     for head in ("voxel", "stream"):
         model = trained_like(name, head=head, duration=10**9)
         with torch.no_grad():
@@ -93,9 +93,9 @@ def exactness(name: str, recording: gl.Events) -> dict[str, float]:
                 for name_of, part in zip(names, parts, strict=True):
                     part.append(live.features(name_of)[1])
             errors = [_error(torch.cat(part), level) for part, level in zip(parts, levels, strict=True)]
-            found[kind] = max(found.get(kind, 0.0), *errors, _error(live.predict(), logits))
-        found["window"] = max(_error(a, b) for a, b in zip(window, levels, strict=True))
-    return found
+            differences[kind] = max(differences.get(kind, 0.0), *errors, _error(live.predict(), logits))
+        differences["window"] = max(_error(a, b) for a, b in zip(window, levels, strict=True))
+    return differences
 
 
 def _long(recorded: list[gl.Events], count: int = 70_000) -> gl.Events:
@@ -182,12 +182,12 @@ def soak(recording: gl.Events, total: int) -> dict[str, float]:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--data", type=Path, default=DATA)
-    words.add_argument("--soak", type=int, default=0, help="push so many events through one engine, and nothing else")
-    words.add_argument("--latency", action="store_true", help="one event per call, and nothing else")
-    words.add_argument("--only", nargs="*", default=None, help="names of networks")
-    choice = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--soak", type=int, default=0, help="push so many events through one engine, and nothing else")
+    parser.add_argument("--latency", action="store_true", help="one event per call, and nothing else")
+    parser.add_argument("--only", nargs="*", default=None, help="names of networks")
+    choice = parser.parse_args()
     torch.set_num_threads(1)
     real = recordings(choice.data)
     kind = "soak" if choice.soak else "latency" if choice.latency else "streaming"
@@ -205,12 +205,12 @@ def main() -> None:
             "network", "engine error", "session error", "window differs by", "head", "Mev/s", "MAC/event", "state MB"
         )
         for name in choice.only or real:
-            found = {"error": exactness(name, real[name][0])}
-            assert found["error"]["engine"] < 1e-5, found
+            entry = {"error": exactness(name, real[name][0])}
+            assert entry["error"]["engine"] < 1e-5, entry
             for head in ("voxel", "stream"):
-                found[head] = speed(name, real[name], head)
-                errors = [f"{found['error'][k]:.1e}" for k in ("engine", "session", "window")]
-                rate = found[head]
+                entry[head] = speed(name, real[name], head)
+                errors = [f"{entry['error'][k]:.1e}" for k in ("engine", "session", "window")]
+                rate = entry[head]
                 table.add_row(
                     name,
                     *errors,
@@ -219,7 +219,7 @@ def main() -> None:
                     f"{rate['multiply-adds/event']:,.0f}",
                     f"{rate['state MB']:.1f}",
                 )
-            results[name] = found
+            results[name] = entry
         Console().print(table)
     about = {"machine": cpu(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     keep(RESULTS / f"{kind}.json", {**about, "results": results})

@@ -153,13 +153,13 @@ def main() -> None:
     while waiting or running:
         while waiting and len(running) < arguments.jobs:
             name = waiting.pop(0)
-            words = [sys.executable, __file__, name, "--one", "--data", arguments.data, "--device", arguments.device]
-            words += ["--out", str(arguments.out)]
-            words += ["--epochs", str(arguments.epochs)] if arguments.epochs else []
-            words += ["--limit", str(arguments.limit)] if arguments.limit else []
+            command = [sys.executable, __file__, name, "--one", "--data", arguments.data, "--device", arguments.device]
+            command += ["--out", str(arguments.out)]
+            command += ["--epochs", str(arguments.epochs)] if arguments.epochs else []
+            command += ["--limit", str(arguments.limit)] if arguments.limit else []
             log = open(folder / f"sweep-{name}.log", "w")  # noqa: SIM115
             environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-            running[name] = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            running[name] = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         time.sleep(1)
         for name, process in list(running.items()):
             if process.poll() is not None:

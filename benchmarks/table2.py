@@ -116,8 +116,8 @@ def measure(p: Problem, method: Method) -> dict[str, float]:
 
 def check(p: Problem) -> None:
     """FlexConv's function is the same in all three ways."""
-    found = methods(p)
-    ours, plain, edge = (works(p, found[n])["both"]() for n in ("ours, FlexConv's", "FlexConv",
+    operators = methods(p)
+    ours, plain, edge = (works(p, operators[n])["both"]() for n in ("ours, FlexConv's", "FlexConv",
                                                                 "FlexConv, a kernel per edge"))  # fmt: skip
     torch.testing.assert_close(ours[0], plain[0], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(plain[0], edge[0], rtol=1e-3, atol=1e-3)

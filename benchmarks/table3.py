@@ -106,15 +106,15 @@ def ours(row: dict[str, Any], clouds: TrainingSet, warm: int = WARM, timed: int 
     recipe = load_recipe(row["network"]).changed(
         batch_size=row["batch"], augment__drop=0.875 if row["points"] == "dropped" else 0.0, geometry=way, repeats=1
     )
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=os.environ.get("SCRATCH")) as scratch:
         if row["part"] == "files":
             began = time.perf_counter()
             plan: Any = recipe.make_model().plan
             precomputed(recipe, find(recipe.task_name), clouds, plan, Path(scratch) / "cache", processes(None))
-            found["precompute_seconds"] = time.perf_counter() - began
-        found["seconds_per_epoch"] = epoch_seconds(recipe, clouds, Path(scratch), warm, timed)
-    return found | {"peak_mib": peak()}
+            figures["precompute_seconds"] = time.perf_counter() - began
+        figures["seconds_per_epoch"] = epoch_seconds(recipe, clouds, Path(scratch), warm, timed)
+    return figures | {"peak_mib": peak()}
 
 
 def measured(row: dict[str, Any], clouds: TrainingSet, arguments: argparse.Namespace) -> dict[str, Any]:

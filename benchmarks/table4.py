@@ -40,12 +40,12 @@ def main() -> None:
     rows = json.loads(arguments.out.read_text())["rows"] if arguments.out.is_file() else {}
     for name in arguments.only:
         recipe, changes = RUNS[name]
-        words = [sys.executable, "-m", "gridless", "train", recipe, "--data", str(arguments.data)]
-        words += ["--seeds", str(arguments.seeds), "--out", str(arguments.runs / name.replace(" ", "-"))]
+        command = [sys.executable, "-m", "gridless", "train", recipe, "--data", str(arguments.data)]
+        command += ["--seeds", str(arguments.seeds), "--out", str(arguments.runs / name.replace(" ", "-"))]
         changes = [*changes, "validate_every=100", *([f"epochs={arguments.epochs}"] if arguments.epochs else [])]
-        words += [word for change in changes for word in ("--set", change)]
-        found = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
-        summary = json.loads(found.stdout.splitlines()[-1])
+        command += [word for change in changes for word in ("--set", change)]
+        process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        summary = json.loads(process.stdout.splitlines()[-1])
         rows[name] = {key: summary[key] for key in ("seeds", "valid_accuracy", "seconds")}
         keep(arguments.out, {"machine": machine(), "rows": rows})
         print(name, rows[name]["valid_accuracy"], flush=True)

@@ -217,15 +217,15 @@ def checked(precision: str, layer: Layer, own: dict[str, Callable], peer: dict[s
 
 def rates() -> dict[str, float]:
     """Multiply-adds a millisecond of a large product in each precision, and bytes a millisecond of a large copy."""
-    found = {}
+    peaks = {}
     for precision, dtype in PRECISIONS.items():
         a = torch.randn(8192, 8192, device="cuda").to(dtype)
         torch.backends.cuda.matmul.allow_tf32 = precision != "float16"
-        found[precision] = 8192**3 / timed(lambda a=a: a @ a, 5) / (3 if precision == "IEEE float32" else 1)
+        peaks[precision] = 8192**3 / timed(lambda a=a: a @ a, 5) / (3 if precision == "IEEE float32" else 1)
     x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     y = torch.empty_like(x)
-    found["bytes"] = 2 * len(x) / timed(lambda: y.copy_(x), 5)
-    return found
+    peaks["bytes"] = 2 * len(x) / timed(lambda: y.copy_(x), 5)
+    return peaks
 
 
 def floor(layer: Layer, edges: int, precision: str, rate: dict[str, float]) -> float:
@@ -270,24 +270,24 @@ def sites_of(scan: np.ndarray, side: float) -> Tensor:
     return torch.cat([cells.new_zeros(len(cells), 1), cells], 1).int()
 
 
-def over_scans(found: list[dict[str, float]]) -> dict[str, float]:
+def over_scans(scans: list[dict[str, float]]) -> dict[str, float]:
     """Medians of all columns, and of the ratios of spconv to ours the median and the least."""
-    row = {key: statistics.median(r[key] for r in found if key in r) for key in found[0]}
+    row = {key: statistics.median(r[key] for r in scans if key in r) for key in scans[0]}
     for what in ("forward", "both", "anew", "MiB", "indices"):
         if f"spconv {what}" in row:
-            ratios = [r[f"spconv {what}"] / r[f"ours {what}"] for r in found if f"spconv {what}" in r]
+            ratios = [r[f"spconv {what}"] / r[f"ours {what}"] for r in scans if f"spconv {what}" in r]
             row[f"{what} ratio"], row[f"{what} least ratio"] = statistics.median(ratios), min(ratios)
     return row
 
 
 def show(name: str, row: dict[str, float]) -> None:
-    words = [f"{name:<26}"]
+    parts = [f"{name:<26}"]
     for what in ("forward", "both", "anew", "MiB", "indices"):
         own, peer = row[f"ours {what}"], row.get(f"spconv {what}")
         ratio = "" if peer is None else f"/{peer:.3g} {row[f'{what} ratio']:.2f} >{row[f'{what} least ratio']:.2f}"
-        words.append(f"{what} {own:.3g}{ratio}")
-    words.append(f"captured {row['ours captured forward']:.3f} {row['ours captured both']:.3f}")
-    print(" | ".join([*words, f"floor {row['floor']:.3f}", f"off {row['difference']:.0e}"]), flush=True)
+        parts.append(f"{what} {own:.3g}{ratio}")
+    parts.append(f"captured {row['ours captured forward']:.3f} {row['ours captured both']:.3f}")
+    print(" | ".join([*parts, f"floor {row['floor']:.3f}", f"off {row['difference']:.0e}"]), flush=True)
 
 
 def layers(options: Any, results: Results) -> None:
@@ -307,8 +307,8 @@ def layers(options: Any, results: Results) -> None:
                     continue
                 given = precision, channels, spconv, rate, options.repeats
                 # Memory follows from the number of voxels: three scans say it.
-                found = [cell(at, *given, memory=n < 3) for n, at in enumerate(sites)]
-                rows[name] = over_scans(found) | {"scans": len(found)}
+                cells = [cell(at, *given, memory=n < 3) for n, at in enumerate(sites)]
+                rows[name] = over_scans(cells) | {"scans": len(cells)}
                 results.put("rows", rows[name], name)
                 show(name, rows[name])
     for what in ("forward", "both", "anew", "MiB", "indices") if spconv is not None else ():
@@ -506,8 +506,8 @@ def unet(options: Any, results: Results) -> None:
             if results.has("unet", name) or results.late():
                 continue
             set_precision(precision, [*libraries.values()])
-            found = [unet_cell(libraries, at, dtype, options.repeats) for at in sites]
-            row: dict[str, Any] = over_scans(found) | {"scans": len(found)}
+            cells = [unet_cell(libraries, at, dtype, options.repeats) for at in sites]
+            row: dict[str, Any] = over_scans(cells) | {"scans": len(cells)}
             results.put("unet", row, name)
             if dtype == torch.float32:
                 try:

@@ -153,8 +153,8 @@ def rms(times: np.ndarray, answers: np.ndarray, cost_us: float, known: Tensor) -
     finished = np.maximum.accumulate(times - cost_us * number) + cost_us * (number + 1)
     at = np.searchsorted(finished, known[:, 0].numpy(), side="right") - 1
     middle = np.full((1, 2), (SIDE - 1) / 2)
-    found = np.concatenate([middle, answers])[at + 1]
-    return float(np.sqrt(((found - known[:, 1:].numpy()) ** 2).sum(1).mean()))
+    predictions = np.concatenate([middle, answers])[at + 1]
+    return float(np.sqrt(((predictions - known[:, 1:].numpy()) ** 2).sum(1).mean()))
 
 
 @torch.no_grad()
@@ -191,7 +191,7 @@ def simple(fit: Spots, data: Spots) -> dict[str, dict[str, float]]:
         return [distance(sums[at, k, 1:] / sums[at, k, :1], known[:, 1:]) for k in range(len(DECAYS))]
 
     best = int(np.argmin(np.mean([centroids(*one) for one in fit], 0)))
-    found = {
+    errors_of = {
         "constant: the mean of the training part": [distance(mean[None], known[:, 1:]) for known in data.positions],
         "constant: the mean of each stream": [distance(k[:, 1:].mean(0)[None], k[:, 1:]) for k in data.positions],
         f"centroid, decay {DECAYS[best] / 1000:g} ms": [centroids(*one)[best] for one in data],
@@ -199,7 +199,7 @@ def simple(fit: Spots, data: Spots) -> dict[str, dict[str, float]]:
             distance(a, known[:, 1:]) for a, known in zip(data.filtered, data.positions, strict=True)
         ],
     }
-    return {name: {"rms": float(np.mean(each)), "by stream": each} for name, each in found.items()}
+    return {name: {"rms": float(np.mean(each)), "by stream": each} for name, each in errors_of.items()}
 
 
 def compiled_calls(model: nn.Module, events: gl.Events, bits: int) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
@@ -235,7 +235,7 @@ def engine_calls(model: nn.Module, events: gl.Events, count: int = 20_000) -> np
 def judge(choice: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     fit, data = (Spots(choice.data, split) for split in ("fit", "validation"))
-    found: dict[str, Any] = simple(fit, data)
+    results: dict[str, Any] = simple(fit, data)
     model = gl.load(choice.weights).eval()
     times = [events.time.numpy().astype(np.float64) for events in data.recordings]
     live = []
@@ -256,8 +256,8 @@ def judge(choice: argparse.Namespace) -> None:
         rows[f"C, {bits} bits"] = ([part[1] for part in parts], took, parts[0][2])
     for name, (answers, took, facts) in rows.items():
         cost = float(np.median(took))
-        found[name] = summary(errors(answers, 0.0), errors(answers, cost)) | {"us per answer": cost} | facts
-        found[name]["us per answer, 99 %"] = float(np.percentile(took, 99))
+        results[name] = summary(errors(answers, 0.0), errors(answers, cost)) | {"us per answer": cost} | facts
+        results[name]["us per answer, 99 %"] = float(np.percentile(took, 99))
     for name, windows in WINDOWS.items():
         cnn = Cnn(2 * len(windows)).eval()
         cnn.load_state_dict(load_file(choice.cnn / f"{name}.safetensors"))
@@ -271,14 +271,14 @@ def judge(choice: argparse.Namespace) -> None:
         cost = float(np.median(took))
         plain = [rms(*frame_answers(cnn, windows, *one), 0.0, one[1]) for one in data]
         late = [rms(*clocked_answers(cnn, windows, *one), cost, one[1]) for one in data]
-        found[name] = summary(plain, late) | {"us per answer": cost}
-        found[name]["weight bytes"] = 4 * sum(p.numel() for p in cnn.parameters())
-    for name, row in found.items():
+        results[name] = summary(plain, late) | {"us per answer": cost}
+        results[name]["weight bytes"] = 4 * sum(p.numel() for p in cnn.parameters())
+    for name, row in results.items():
         print(
             f"{name:42}", {key: round(v, 3) if isinstance(v, float) else v for key, v in row.items() if key[:2] != "by"}
         )
     config = {"recipe": load_recipe("spots").to_dict(), "model": model.config, "streams": data.names}
-    keep(RESULTS / "track.json", {"machine": machine("cpu"), **config, "rms in pixels": found})
+    keep(RESULTS / "track.json", {"machine": machine("cpu"), **config, "rms in pixels": results})
 
 
 def summary(plain: Sequence[float], late: Sequence[float]) -> dict[str, Any]:
@@ -287,17 +287,17 @@ def summary(plain: Sequence[float], late: Sequence[float]) -> dict[str, Any]:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("what", choices=("train", "judge"))
-    words.add_argument("--data", type=Path, default=DATA)
-    words.add_argument("--out", type=Path, default=Path("runs/track"))
-    words.add_argument("--variants", nargs="*", default=list(VARIANTS))
-    words.add_argument("--seconds", type=float, default=150.0, help="of the training of the variants")
-    words.add_argument("--cnn-epochs", type=int, default=30)
-    words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    words.add_argument("--weights", type=Path)
-    words.add_argument("--cnn", type=Path, help="the folder of the CNNs' weights")
-    choice = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train", "judge"))
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--out", type=Path, default=Path("runs/track"))
+    parser.add_argument("--variants", nargs="*", default=list(VARIANTS))
+    parser.add_argument("--seconds", type=float, default=150.0, help="of the training of the variants")
+    parser.add_argument("--cnn-epochs", type=int, default=30)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--cnn", type=Path, help="the folder of the CNNs' weights")
+    choice = parser.parse_args()
     {"train": train, "judge": judge}[choice.what](choice)
 
 

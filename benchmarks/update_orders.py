@@ -58,12 +58,12 @@ def main() -> None:
     for one in index.split(1):
         geometry = model.plan(data.draw(chain(recipe, train=False), 0, 0, one))
         events += len(geometry["X0"])
-        for order, found in counts(model, geometry).items():
-            known = totals.setdefault(order, {"multiply_adds": 0.0, "state": found["state"]})
-            known["multiply_adds"] += found["multiply_adds"]
+        for order, count in counts(model, geometry).items():
+            known = totals.setdefault(order, {"multiply_adds": 0.0, "state": count["state"]})
+            known["multiply_adds"] += count["multiply_adds"]
     rows = {
-        order: {"multiply_adds_per_event": found["multiply_adds"] / events, "state_mb": found["state"] * 4 / 1e6}
-        for order, found in totals.items()
+        order: {"multiply_adds_per_event": count["multiply_adds"] / events, "state_mb": count["state"] * 4 / 1e6}
+        for order, count in totals.items()
     }
     content = {"machine": machine(), "recordings": len(index), "events": events, "network": "n-mnist", "rows": rows}
     keep(arguments.out, content)

@@ -169,7 +169,7 @@ def test_what_is_no_search_is_refused(arguments, words):
 
 
 def test_a_table_that_points_nowhere_is_refused():
-    with pytest.raises(ValueError, match=r"up to 5.*3"):
+    with pytest.raises(ValueError, match=r"5.*3"):
         TapEdges(torch.tensor([[0, 5]]), 3)
 
 
