@@ -1,4 +1,4 @@
-"""What each design choice of the paper is worth: accuracy, time and memory of the large network with one changed.
+"""The design choices of the paper: accuracy, time and memory of the large network with one choice changed.
 
     python benchmarks/ablations.py --data DIR [--jobs 6] [--epochs 100] [--out results/reproduction/ablations.json]
                                                           (about 25 minutes on an H200: 16 variants, 3 seeds each)

@@ -95,7 +95,7 @@ def milliseconds(step: Callable[..., Any], batches: Iterable[tuple]) -> float:
 
 
 def compare(plan: Any, batches: list[tuple]) -> float:
-    """How far the losses of captured steps are from those of eager ones, on the same batches."""
+    """The largest difference between the losses of captured and eager steps on the same batches."""
     losses = []
     for wrap in (lambda step, plan: step, gl.capture):
         own = Own(lambda: gl.models.point_resnet_large(dropout=0.0))

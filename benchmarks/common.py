@@ -1,4 +1,4 @@
-"""What the benchmarks share: clocks, facts about the machine, floors, and results as a table and as JSON."""
+"""Common to the benchmarks: clocks, facts about the machine, floors, and results as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATA = ROOT.parent / "shared" / "data"
 RESULTS = ROOT / "benchmarks" / "results"
 # The gridless of this tree, installed or not: scripts import this module before it.
 sys.path.insert(0, str(ROOT))
-# Of the first ball of the paper's large network.
+# Radius of the first ball of the paper's large network.
 RADIUS = 0.1125
 
 
@@ -74,7 +74,7 @@ def _hold(count: int) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and from what a result came."""
+    """Machine, versions and commit of a result."""
     from numba.core.registry import cpu_target
 
     _, name, features = cpu_target.target_context.codegen().magic_tuple()

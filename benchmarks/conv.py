@@ -304,7 +304,7 @@ def cpu_memory(work: Callable[[], Any]) -> float:
         while not done.wait(0.0005):
             most[0] = max(most[0], resident())
 
-    # What earlier calls freed goes back to the system first, or growth would hide in it.
+    # Memory that earlier calls freed goes back to the system first: it would hide growth.
     ctypes.CDLL(None).malloc_trim(0)
     before = resident()
     watcher = threading.Thread(target=watch)

@@ -1,4 +1,4 @@
-"""How even samples are: neighbours within a ball of rejection, farthest, approximate farthest and random samples.
+"""Evenness of samples: neighbours in a ball of rejection, farthest, approximate farthest and random samples.
 
     python benchmarks/edge_counts.py [--out results/reproduction/edge_counts.json]     (2 minutes on one core)
 

@@ -1,4 +1,4 @@
-"""How fast event files are read: one synthetic recording in every format, checked event by event, then timed.
+"""Reading of event files: one synthetic recording in every format, checked event by event, then timed.
 
     python benchmarks/event_files.py [--events 5000000] [--peers FOLDER] [--out benchmarks/results/event_files.json]
 

@@ -1,4 +1,4 @@
-"""How fast geometry is, beside every peer that can be imported: results are checked before they are timed.
+"""Geometry beside every peer that can be imported. Results are checked before they are timed.
 
     python benchmarks/geometry.py [chain] [large] [farthest] [gpu] [pack]        all but pack, unless some are named
 

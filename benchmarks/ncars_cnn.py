@@ -28,7 +28,7 @@ from gridless.data import NCars
 
 
 def images(data: NCars, device: torch.device, size: int) -> Tensor:
-    """How many OFF and ON events each pixel of `size` x `size` has (N, 2, H, W)."""
+    """Counts of OFF and ON events in pixels of `size` x `size`, (N, 2, H, W)."""
     width, height = (side // size for side in data.sensor)
     counts = torch.zeros(len(data), 2 * height * width, dtype=torch.int16, device=device)
     for rows in torch.arange(len(data)).split(2048):

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from common import mps
 
-# What is done to recordings in training. Those of N-Cars are cut out at the origin; `Zoom` and `Translate`, about the
-# middle of the sensor, take their left and upper sides off; `Stretch` and `ToOrigin` do not.
+# Augmentation. Recordings of N-Cars are cropped to the origin. `Zoom` and `Translate` work about the middle of the
+# sensor and cut off left and upper sides; `Stretch` and `ToOrigin` do not.
 SHIPPED: list[Any] = [
     {"Flip": 0},
     {"Zoom": [0.85, 1.2]},
@@ -42,7 +42,7 @@ ERASE: list[Any] = [*SHIPPED, {"Erase": [0.1, 0.6]}]
 # More events on deep levels, at the same cost: 62 instead of 22 on the last one (tenth percentile 25 instead of 3).
 DENSE = {"model__width": 12, "model__decay_time": 32000.0, "model__threshold": 0.7, "model__reset": -2.0}
 
-# What a longer and freer run learns with.
+# Settings of longer runs with less regularisation.
 FIT = {"model__dropout": 0.1, "batch_size": 64, "learning_rate": 0.003, "average": 0.995}
 SMALL = {"prepare": [{"PoolPixels": 2}]}
 BOARD = {
@@ -95,7 +95,7 @@ def recipe_of(name: str, epochs: int, seed: int, fold: int) -> Any:
     return base.changed(**changes, **fixed, **({} if fold == ALL else {"data_options__fold": fold}))
 
 
-# What workers are given of the recordings, unpacked once.
+# Arrays of the recordings that workers read, unpacked once.
 PACKED = ("x", "y", "t", "p", "offsets", "label")
 
 

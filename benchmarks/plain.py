@@ -1,4 +1,4 @@
-"""What a plain PyTorch loop gets: eager code, public names, PyTorch's default precision (IEEE float32), beside peers.
+"""A plain PyTorch loop beside peers: eager code, public names, PyTorch's default precision (IEEE float32).
 
     python benchmarks/plain.py [--data DIR] [--out results/plain.json]        (a minute on a GPU)
 

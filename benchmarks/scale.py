@@ -115,7 +115,7 @@ def held(*processes: int) -> int:
 
 
 def _number(file: str, name: str) -> int:
-    """Of the line of a file of the system that begins with a name; 0 where there is none."""
+    """The number in a system file's line that begins with `name`; 0 without such a line."""
     with suppress(OSError):
         return sum(int(line.split()[1]) for line in Path(file).read_text().splitlines() if line.startswith(name))
     return 0
@@ -215,7 +215,7 @@ def labelled(scans: str, points: float, device: str, limit: float) -> Rows:
     note(started, f"{total:,} points were read")
     # Threads that cut tiles beside each other need none of their own.
     torch.set_num_threads(1 if on_gpu else torch.get_num_threads())
-    # What is compiled is compiled. Then each half of the work alone.
+    # A first call compiles. Then each half of the work is timed alone.
     some = tiles.keys[len(tiles) // 2 :][:3]
     worker(some[0])
     note(started, "the first tile was labelled")
@@ -327,7 +327,7 @@ def multiplied(x: np.ndarray, rounds: int) -> None:
 
 
 def controls(scans: str) -> dict[str, Callable[[int], Any]]:
-    """What processes do that know nothing of each other, so many times: it needs less and less of the machine."""
+    """Work of independent processes, `count` times each."""
     x, a, b = np.ones(2048, np.float32), np.ones(1 << 23, np.float32), np.ones(1 << 23, np.float32)
     data = Repeated(scans, 1, 1 << 20)
     multiplied(x, 1)
@@ -349,7 +349,7 @@ def controls(scans: str) -> dict[str, Callable[[int], Any]]:
 
 
 def shared_memory(scans: int) -> Path | None:
-    """Where files, of 10 MB a scan, are in memory, if there is room."""
+    """A folder in memory with room for files of 10 MB a scan, or None."""
     memory = Path("/dev/shm")
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > 2e7 * scans else None
 
@@ -383,7 +383,7 @@ def spent() -> np.ndarray:
 
 
 def in_turns(processes: list[int], work: Callable[[int], Any]) -> dict[int, list[Any]]:
-    """What work(n) gives for each number, ROUNDS times: single runs on a shared machine differ by a tenth."""
+    """Results of work(n) for each n, ROUNDS times, because single runs on a shared machine differ by a tenth."""
     seconds: dict[int, list[Any]] = {n: [] for n in processes}
     for n in processes * ROUNDS:
         seconds[n].append(work(n))
@@ -392,7 +392,7 @@ def in_turns(processes: list[int], work: Callable[[int], Any]) -> dict[int, list
 
 def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
     begin = time.perf_counter()
-    # What is compiled is compiled; and how many scans take so long.
+    # A first call compiles; the second decides how many scans to time.
     precomputed(scans, 1, 2)
     one = precomputed(scans, 1, 16)[2] / 8
     each, result = max(8, round(seconds / one)), {}
@@ -495,7 +495,7 @@ def open3d_search(scans: str, points: float) -> Rows:
 def our_search(scans: str, points: float) -> Rows:
     """The same, and the rejection sample, tile by tile; both passes."""
     with tempfile.TemporaryDirectory() as folder:
-        # What is compiled is compiled.
+        # A first call compiles.
         Sampler(scans, 1.0, folder)(((0, 0),))
         (Path(folder) / "scan.npz").unlink()
         source = city(scans, points)

@@ -259,7 +259,7 @@ def relative(values: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
 
 
 def distance(model: OurUNet, step: Callable[..., torch.Tensor], clouds: list[gl.Cloud]) -> float:
-    """How far losses and gradients of a captured step are from those of the eager one."""
+    """The relative difference between losses and gradients of a captured step and the eager one."""
     values, wanted = [], []
     gradients = [p.grad for p in model.parameters() if p.grad is not None]  # where the graph writes them
     for cloud in clouds:
@@ -394,7 +394,7 @@ def main() -> None:
     chosen = scans if options.all else scans[:1]
     rows: dict[str, Any] = {"scans": len(chosen), "scans of the network": len(chosen), "repeats": REPEAT}
     rows["raw scan"] = searches(scans[0])
-    # What is measured is kept, whatever comes after it.
+    # Results are written after each part, in case a later one fails.
     for what, measure in (("network", network), ("convolutions", convolutions)):
         if what == "convolutions" or options.network:
             rows[what] = measure(chosen)

@@ -32,7 +32,7 @@ from gridless.weights import SHIPPED, load, save  # noqa: E402
 
 @torch.no_grad()
 def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, float]:
-    """Of a forward pass: all of a cloud network; of an event network per input event, and what a prediction takes."""
+    """Multiply-adds of a forward pass: per example (clouds), or per input event and prediction (events)."""
     counts = {"total": 0.0}
 
     def count(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
@@ -67,9 +67,9 @@ def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, f
 
 
 def tried(model: nn.Module, recipe: Recipe, data: Path, examples: int) -> tuple[Tensor, dict[str, float]]:
-    """The classes that are predicted for some training examples, and what one of them costs.
+    """The classes predicted for some training examples, and the cost of one example.
 
-    Of a network that finds parts, instance and category mIoU instead, to a tenth of a percent.
+    Part networks return instance and category mIoU instead of classes, to a tenth of a percent.
     """
     task = find(recipe.task_name)
     whole = task.load(recipe, data, "train")

@@ -32,7 +32,7 @@ TEST_MIX = {
     "bathtub": 50,
 }
 
-# Of modelnet40-small and modelnet40-plus.
+# Settings of modelnet40-small and modelnet40-plus.
 ADAMW = {"optimiser": "adamw", "learning_rate": 0.002, "epsilon": 1e-8, "l2": 0.0, "weight_decay": 0.05, "clip": 1.0,
     "smoothing": 0.1}  # fmt: skip
 PLUS = {"shuffle": True, "drop": 0.25, "jitter": 0.005, "jitter_clip": 0.02, "scale": [0.67, 1.5], "stretch": True,

@@ -160,7 +160,7 @@ def captured(layer: Layer, what: str) -> Callable[[], None]:
 
 
 def indices_of(sites: Tensor) -> tuple[Tensor, list[int]]:
-    """What spconv takes: sites from 0, and their extent."""
+    """Sites from 0 and their extent, as spconv takes them."""
     at = sites[:, 1:] - sites[:, 1:].min(0).values
     return torch.cat([sites[:, :1], at], 1).int().contiguous(), [int(v) + 1 for v in at.max(0).values]
 
@@ -767,7 +767,7 @@ def cpu(options: Any, results: Results) -> None:
 
 
 class Results:
-    """What was measured, in a file that is written after each row."""
+    """A file of results that is written after each row."""
 
     def __init__(self, path: str, seconds: float) -> None:
         self.path, self.end = Path(path), time.monotonic() + seconds
@@ -781,7 +781,7 @@ class Results:
         return name in self.values.get(part, {})
 
     def late(self) -> bool:
-        """Whether no further row is begun."""
+        """True if no further row may begin."""
         return time.monotonic() > self.end
 
     def put(self, part: str, value: Any, name: str | None = None) -> None:

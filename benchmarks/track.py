@@ -180,7 +180,7 @@ def clocked_answers(
 
 
 def simple(fit: Spots, data: Spots) -> dict[str, dict[str, float]]:
-    """What needs no network: constants, the decayed centroid, and the published filter; without latency."""
+    """Baselines without a network: constants, the decayed centroid, and the published filter; without latency."""
     mean = torch.cat(fit.positions)[:, 1:].mean(0)
     distance: Callable[[Tensor, Tensor], float] = lambda a, b: float((a - b).square().sum(1).mean().sqrt())  # noqa: E731
 
