@@ -38,6 +38,10 @@ from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 
+# The threshold of a network for a folder is halved at most so often,
+MOST_HALVINGS = 3
+# while more than this share of the recordings leaves no event for the last level.
+QUIET = 0.1
 # Recordings that one thread reads at a time.
 CHUNK = 64
 # Upper bound on the sensor of a packed folder: events are packed before the largest sensor is known.
@@ -122,7 +126,7 @@ class ClassifyRecordings(NameExamples):
             words = f"{of(*prepared)} pixels once they are prepared, and the network is for {of(*model['sensor'])}"
             raise ValueError(f"recipe: model.sensor: recordings of {of(*recorded)} have {words}: leave it out")
         options = recipe.data_options if prepared == recorded else {**recipe.data_options, "sensor": list(recorded)}
-        return recipe.fitted(model=model, data_options=options)
+        return _with_threshold(recipe.fitted(model=model, data_options=options), data)
 
     def augment(self, recipe: Recipe, train: bool) -> Chain:
         return chain(recipe, train)
@@ -296,6 +300,34 @@ def transform_of(entry: Any) -> EventTransform:
         raise ValueError(f"recipe: transforms: {name}: {error}") from None
 
 
+def _levels(recipe: Recipe, data: TrainingSet, model: Any) -> dict[str, Tensor]:
+    """For each level, the number of events of some of the recordings."""
+    geometry = model.plan(data.draw(chain(recipe, train=False), 0, 0, some_of(data)))
+    steps = model.plan.steps.items()
+    return {f"{name} {step.op}": geometry[name].sizes for name, step in steps if step.op in ("events", "lif")}
+
+
+def _with_threshold(recipe: Recipe, data: TrainingSet) -> Recipe:
+    """The recipe with a threshold that fits the recordings, unless the recipe or initial weights decide it.
+
+    It is the network's default, halved until nine of ten recordings leave an event for the last level.
+    """
+    if "threshold" in recipe.model or recipe.start is not None:
+        return recipe
+    config: Any = recipe.make_model().config
+    if "threshold" not in config:
+        return recipe
+    quiet: dict[float, float] = {}
+    for halvings in range(MOST_HALVINGS + 1):
+        threshold = config["threshold"] / 2**halvings
+        lower = recipe.fitted(model={**recipe.model, "threshold": threshold})
+        *_, last = _levels(lower, data, lower.make_model()).values()
+        quiet[threshold] = (last == 0).double().mean().item()
+        if quiet[threshold] <= QUIET:
+            break
+    return recipe.fitted(model={**recipe.model, "threshold": min(quiet, key=lambda key: quiet[key])})
+
+
 def _describe(recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
     """Lines with the number of events, and the number left at each level; warnings last."""
     events = data.cut(some_of(data)) if data.on_disk else data.events
@@ -305,11 +337,11 @@ def _describe(recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
         f"{len(data)} recordings to learn from, {events.sensor[0]} x {events.sensor[1]} pixels",
         f"events each: {range_of(data.sizes)}; milliseconds each: {range_of(length / 1000)}",
     ]
-    geometry = model.plan(data.draw(chain(recipe, train=False), 0, 0, some_of(data)))
-    streams = [(name, step) for name, step in model.plan.steps.items() if step.op in ("events", "lif")]
-    for name, step in streams:
-        lines.append(f"  {name} {step.op}: {range_of(geometry[name].sizes)} events")
-    if geometry[streams[-1][0]].sizes.median() < 1:
+    levels = _levels(recipe, data, model)
+    lines += [f"  {name}: {range_of(sizes)} events" for name, sizes in levels.items()]
+    if "threshold" in model.config:
+        lines.append(f"levels fire above {model.config['threshold']:g} (--set model.threshold=...)")
+    if "threshold" in model.config and list(levels.values())[-1].median() < 1:
         change = f"--set model.threshold={model.config['threshold'] / 2:g}, or --set model.levels=..."
         lines.append(f"warning: most recordings leave no event for the last level: {change}")
     return lines

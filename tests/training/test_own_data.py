@@ -618,6 +618,20 @@ def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(u
     assert re.search(re.escape(str(large)) + r".*event 0 .*\(21, 8\).* 21 x 18.*repair='drop'", err)
 
 
+def test_the_threshold_fits_the_recordings_of_a_folder(unstated, tmp_path, capsys):
+    task, recipe = find("recordings"), load_recipe("own-recordings")
+    data = task.load(recipe, unstated, "fit")
+    fitted = task.fit(recipe, data)
+    assert fitted.model["threshold"] in (0.75, 0.375, 0.1875)
+    words = task.describe(fitted, data, fitted.make_model())
+    assert f"levels fire above {fitted.model['threshold']:g} (--set model.threshold=...)" in words
+    assert not any("warning" in line for line in words)
+    high = recipe.fitted(model={**recipe.model, "threshold": 1.5})
+    assert task.fit(high, data).model["threshold"] == 1.5
+    words = task.describe(high, data, task.fit(high, data).make_model())
+    assert any("no event for the last level" in line for line in words)
+
+
 def test_all_recordings_of_a_folder_that_cannot_be_used_are_named(unstated):
     for file in ("left/2.npy", "right/3.npy"):
         np.save(unstated / file, np.load(unstated / file)[::-1])
