@@ -247,7 +247,7 @@ class Terminal(View):
 
 
 class Rerun(View):
-    """The same in the Rerun viewer, on the timeline `time`: `events`, `probability`, `rate` and `lag`.
+    """The same in the Rerun viewer, on the timeline `time`: `events`, `probability` or `position`, `rate` and `lag`.
 
     Without a display the pictures are served to a viewer that is started elsewhere.
 
@@ -262,7 +262,7 @@ class Rerun(View):
     def __init__(
         self, sensor: tuple[int, int], names: list[str], meter: Any, port: int = 0, recording: Any = None
     ) -> None:
-        from gridless.pictures.rerun_viewer import NAME, has_display, load_rerun, log_names
+        from gridless.pictures.rerun_viewer import NAME, has_display, load_rerun, log_axes, log_names
 
         self._rerun = load_rerun()
         self._recording = self._rerun.RecordingStream(f"{NAME} stream") if recording is None else recording
@@ -272,19 +272,28 @@ class Rerun(View):
         elif recording is None:
             self.url = self._recording.serve_grpc(grpc_port=port or None)
         super().__init__(sensor, names, meter)
-        log_names(self._recording, self.names)
+        if self.names:
+            log_names(self._recording, self.names)
+        else:
+            log_axes(self._recording)
 
     def open(self, seconds: float) -> None:
         if self.url:
             print(f"view: rerun {self.url}", file=sys.stderr, flush=True)
 
     def show(self, picture: dict[str, Any]) -> None:
+        from gridless.pictures.rerun_viewer import log_position
+
         self._recording.set_time("time", duration=picture["seconds"])
         # OFF is dark, ON is bright, and grey is between them.
         change = picture["on"].astype(np.int64) - picture["off"]
         self._recording.log("events", self._rerun.Image((128 + 42 * change).clip(0, 255).astype(np.uint8)))
         if picture["probabilities"]:
             self._recording.log("probability", self._rerun.Scalars(picture["probabilities"]))
+        if picture["point"]:
+            x, y = picture["point"]
+            position = [(v + 0.5) * self.pool - 0.5 for v in (x, y)]
+            log_position(self._recording, position, (x, y))
         self._recording.log("rate", self._rerun.Scalars(picture["rate"]))
         if picture["lag"] is not None:
             self._recording.log("lag", self._rerun.Scalars(picture["lag"]))

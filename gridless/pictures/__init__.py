@@ -35,6 +35,7 @@ def show(
     max_points: int | None = None,
     viewer: str = "page",
     predictions: Any = None,
+    positions: Any = None,
 ) -> Any:
     """Draw a cloud (with a sample of it, with neighbourhoods), a mesh, a recording of events, or a plan.
 
@@ -63,6 +64,7 @@ def show(
         viewer: "page" returns a `Picture`; "rerun" opens the Rerun viewer and returns its recording, whose
             `save("x.rrd")` writes a file.
         predictions: with `viewer="rerun"` and events, the predictions of `Engine.push`: probabilities over time.
+        positions: the same of a network that tracks: its positions over time.
     Returns:
         A `Picture`, a `Diagram` of a plan, or the recording of Rerun.
     """
@@ -70,8 +72,8 @@ def show(
         raise ValueError(f"show: up is x, y or z, and view {', '.join(VIEWS)}, not {up!r} and {view!r}")
     if viewer not in VIEWERS:
         raise ValueError(f"show: viewer is {' or '.join(VIEWERS)}, not {viewer!r}")
-    if predictions is not None and viewer != "rerun":
-        raise ValueError('show: predictions are drawn by viewer="rerun"')
+    if (predictions is not None or positions is not None) and viewer != "rerun":
+        raise ValueError('show: predictions and positions are drawn by viewer="rerun"')
     if max_points is not None and max_points < 1:
         raise ValueError(f"show: max_points must be at least 1, not {max_points}")
     if isinstance(plan := getattr(thing, "plan", thing), Plan):
@@ -98,7 +100,7 @@ def show(
         raise ValueError(f"show: events are seen as a {view}, a cloud is not")
     picture = Picture(thing, sample, edges, None, up, view, None, max_points)
     picture.colours, picture.legend = _colours(thing, colour, class_names)
-    return _shown(picture, viewer, predictions, class_names)
+    return _shown(picture, viewer, predictions, class_names, positions)
 
 
 def _colours(thing: Cloud | Events, colour: Any, class_names: Any) -> tuple[np.ndarray | None, Any]:
@@ -112,9 +114,11 @@ def _colours(thing: Cloud | Events, colour: Any, class_names: Any) -> tuple[np.n
     return row_colours(name, rows), row_legend(name, rows, class_names)
 
 
-def _shown(picture: Picture, viewer: str, predictions: Any = None, class_names: Any = None) -> Any:
+def _shown(
+    picture: Picture, viewer: str, predictions: Any = None, class_names: Any = None, positions: Any = None
+) -> Any:
     if viewer == "page":
         return picture
     from gridless.pictures.rerun_viewer import show_in_rerun
 
-    return show_in_rerun(picture, predictions, class_names)
+    return show_in_rerun(picture, predictions, class_names, positions)

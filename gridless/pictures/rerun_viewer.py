@@ -16,6 +16,8 @@ from gridless.pictures.drawing import MOST_TRIANGLES, Picture, Triangles
 from gridless.structures import Cloud, Events
 
 NAME = "gridless"
+# Colour of a tracked position.
+POSITION = (255, 196, 0)
 # Default of `max_points`; the points sent are chosen at random.
 MOST = 2_000_000
 # Time steps that a recording of events is cut into, and number of neighbourhoods drawn as lines.
@@ -39,9 +41,15 @@ def has_display() -> bool:
 class RerunPicture:
     """Result of `gl.show(x, viewer="rerun")`. `open()` shows it in the viewer, `save("x.rrd")` writes a file."""
 
-    def __init__(self, picture: Picture, predictions: Iterable[Any] | None = None, names: Any = None) -> None:
+    def __init__(
+        self,
+        picture: Picture,
+        predictions: Iterable[Any] | None = None,
+        names: Any = None,
+        positions: Iterable[Any] | None = None,
+    ) -> None:
         self.picture, self.names = picture, names
-        self.predictions = list(predictions) if predictions is not None else []
+        self.predictions, self.positions = list(predictions or ()), list(positions or ())
 
     def open(self) -> RerunPicture:
         """Start the viewer, or use the one that is open, and send everything to it."""
@@ -76,6 +84,8 @@ class RerunPicture:
             self._log_cloud(recording, thing)
         if self.predictions:
             log_predictions(recording, self.predictions, self.names)
+        if self.positions:
+            log_positions(recording, self.positions)
 
     def _log_cloud(self, recording: Any, cloud: Cloud) -> None:
         rerun, picture = load_rerun(), self.picture
@@ -97,10 +107,10 @@ class RerunPicture:
         return f"Rerun picture of {self.picture.words}: .open() shows it, .save('picture.rrd') writes a file"
 
 
-def show_in_rerun(picture: Picture, predictions: Any = None, names: Any = None) -> RerunPicture:
+def show_in_rerun(picture: Picture, predictions: Any = None, names: Any = None, positions: Any = None) -> RerunPicture:
     """The picture in Rerun; the viewer opens where there is a display."""
     load_rerun()
-    drawing = RerunPicture(picture, predictions, names)
+    drawing = RerunPicture(picture, predictions, names, positions)
     return drawing.open() if has_display() else drawing
 
 
@@ -146,6 +156,35 @@ def log_predictions(
             first = False
         recording.set_time("time", duration=prediction.time * 1e-6)
         recording.log("probability", rerun.Scalars(prediction.logits.softmax(0).tolist()))
+
+
+def log_positions(recording: Any, predictions: Iterable[Any]) -> None:
+    """Log the `Prediction`s of a network that tracks: a ring on `events`, and x and y on the timeline `time`."""
+    log_axes(recording)
+    for prediction in predictions:
+        recording.set_time("time", duration=prediction.time * 1e-6)
+        log_position(recording, prediction.logits.tolist())
+
+
+def log_axes(recording: Any) -> None:
+    """Log the names of the lines of `position`."""
+    recording.log("position", load_rerun().SeriesLines(names=["x", "y"]), static=True)
+
+
+def log_position(recording: Any, position: Sequence[float], shown_at: Sequence[float] | None = None) -> None:
+    """Log x and y at the current time.
+
+    Args:
+        recording: a `rerun.RecordingStream`.
+        position: x and y in pixels; (0, 0) is the middle of the first pixel.
+        shown_at: the same in pixels of the picture `events`, if it is smaller than the sensor.
+    """
+    rerun = load_rerun()
+    x, y = shown_at or position
+    # The middle of Rerun's first pixel is (0.5, 0.5).
+    ring = rerun.Points2D([[x + 0.5, y + 0.5]], colors=POSITION, radii=_radius(rerun, 6), draw_order=100)
+    recording.log("events/position", ring)
+    recording.log("position", rerun.Scalars(list(position)))
 
 
 def log_names(recording: Any, names: Sequence[str]) -> None:

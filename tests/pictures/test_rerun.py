@@ -41,7 +41,7 @@ def logged(picture, rerun) -> set[str]:
 
     noted = SimpleNamespace(log=note, set_time=lambda name, duration: times.append(duration), flush=recording.flush)
     picture.log(noted)
-    assert times == sorted(times) or "probability" in paths
+    assert times == sorted(times) or paths & {"probability", "position"}
     return paths
 
 
@@ -67,6 +67,31 @@ def test_events_and_predictions_are_saved_over_time(rerun, tmp_path):
     assert picture.save(tmp_path / "events.rrd").read_bytes()[:3] == b"RRF"
     empty = gl.show(events[:0], viewer="rerun")
     assert logged(empty, rerun) == {"events"}
+
+
+def test_positions_of_a_network_that_tracks_are_saved_over_time(rerun, tmp_path):
+    events = gl.data.MovingGlyphs(3)[2][0]
+    answers = (SimpleNamespace(time=1000 * k, logits=torch.tensor([k + 0.5, 3.0])) for k in range(10))
+    picture = gl.show(events, viewer="rerun", positions=answers)
+    assert logged(picture, rerun) == {"events", "events/sensor", "events/position", "position"}
+    assert picture.save(tmp_path / "events.rrd").read_bytes()[:3] == b"RRF"
+    with pytest.raises(ValueError, match="positions"):
+        gl.show(events, positions=[])
+
+
+def test_a_stream_of_positions_is_shown_in_rerun(rerun, monkeypatch):
+    from gridless.live.view import Rerun
+    from gridless.pictures import rerun_viewer
+
+    positions = []
+    monkeypatch.setattr(rerun_viewer, "log_position", lambda recording, *places: positions.append(places))
+    recording = rerun.RecordingStream("test")
+    recording.memory_recording()
+    meter = SimpleNamespace(offset=None, lag=0.0, sensor=0.5)
+    view = Rerun((640, 480), [], meter, recording=recording)
+    view.add(gl.Events.of({"x": [9], "y": [7], "t": [5], "p": [1]}, sensor=(640, 480)), torch.tensor([100.5, 50.5]))
+    view.close()
+    assert positions[-1] == ([100.5, 50.5], (50.0, 25.0))
 
 
 def test_a_stream_is_shown_in_rerun(rerun):
