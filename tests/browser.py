@@ -20,7 +20,7 @@ class Browser:
 
     def __init__(self, url: str, folder: Path, *options: str) -> None:
         (read, self._write), (self._read, write) = os.pipe(), os.pipe()
-        words = [
+        command = [
             str(CHROMIUM),
             "--headless",
             "--no-sandbox",
@@ -28,7 +28,7 @@ class Browser:
             "--remote-debugging-pipe",
             "--no-first-run",
         ]
-        words += [f"--user-data-dir={folder}", *options, "about:blank"]
+        command += [f"--user-data-dir={folder}", *options, "about:blank"]
         far = [fcntl.fcntl(end, fcntl.F_DUPFD, 64) for end in (read, write)]
 
         def wire() -> None:
@@ -37,7 +37,7 @@ class Browser:
             os.dup2(far[1], 4)
 
         null = subprocess.DEVNULL
-        self._process = subprocess.Popen(words, preexec_fn=wire, pass_fds=(3, 4), stdout=null, stderr=null)
+        self._process = subprocess.Popen(command, preexec_fn=wire, pass_fds=(3, 4), stdout=null, stderr=null)
         for end in (read, write, *far):
             os.close(end)
         self._rest, self._number, self._session = b"", 0, None
@@ -58,7 +58,7 @@ class Browser:
         os.close(self._write)
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript gives; a promise is waited for."""
+        """The value of an expression of JavaScript, or of its promise."""
         answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")

@@ -72,7 +72,7 @@ class Result(NamedTuple):
 
 
 class _Device:
-    """What Triton asks a driver for before it launches: a device of each capability, by that number."""
+    """The part of a driver that Triton asks before a launch: a device of each capability, by that number."""
 
     capability = GLUON
 
@@ -98,7 +98,7 @@ class _AtOnce(Executor):
         return future
 
 
-# What the host reads back from a kernel before it launches the next.
+# Values that the host reads back from a kernel before it launches the next.
 
 
 def _facts(partial: Tensor, splits: Tensor, result: Tensor, *_: Any) -> None:
@@ -115,8 +115,8 @@ def _counts(*given: Any) -> Callable[..., None]:
     return fill
 
 
-def _kept(splits: Tensor, source: Tensor, cloud_splits: Tensor, kept: Tensor, *_: Any) -> None:
-    kept[:] = 1 + (splits.diff() << 32)
+def _kept(splits: Tensor, source: Tensor, cloud_splits: Tensor, codes: Tensor, *_: Any) -> None:
+    codes[:] = 1 + (splits.diff() << 32)
 
 
 def _samples(cloud_splits: Tensor, at: Tensor, splits: Tensor, result: Tensor, *_: Any) -> None:
@@ -200,7 +200,7 @@ def _small(value: Any) -> Any:
     return torch.zeros(shift + 1, dtype=value.dtype)[shift:]
 
 
-# What networks launch.
+# Launches of networks.
 
 
 def _edges(rows: int, degree: int = 4) -> gl.Edges:
@@ -389,7 +389,7 @@ CASES = {
 
 
 def launched(cases: list[str]) -> list[Launch]:
-    """What the cases launch, each kind once."""
+    """The launches of all cases, each kind once."""
     with noted() as launches:
         for case in cases:
             CASES[case]()
@@ -408,8 +408,8 @@ def forgotten(launches: list[Launch]) -> list[str]:
     helpers = set()
     for kernel in kernels.values():
         for node in ast.walk(kernel.parse()):
-            if isinstance(node, ast.Name) and (found := kernel.__globals__.get(node.id)) is not kernel:
-                helpers.add(id(found))
+            if isinstance(node, ast.Name) and (helper := kernel.__globals__.get(node.id)) is not kernel:
+                helpers.add(id(helper))
     names = {launch.name for launch in launches}
     return sorted(name for name, kernel in kernels.items() if name not in names and id(kernel) not in helpers)
 

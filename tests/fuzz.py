@@ -65,7 +65,7 @@ class Finding(NamedTuple):
 
 
 def whole_files(names: list[str]) -> list[tuple[Seed, bytes]]:
-    """Of events, clouds and meshes, or only of those whose names contain one of `names`."""
+    """Files of events, clouds and meshes whose names contain one of `names`, or all."""
     sys.path[:0] = [str(TESTS / "data"), str(TESTS.parent)]
     import cloud_files
     import event_files
@@ -186,7 +186,7 @@ def limit_memory() -> None:
 
 
 def findings(names: list[str], run: int, end: int, seconds: float = float("inf")) -> Iterator[Finding]:
-    """What goes wrong in the first `end` cases of a run, or in as many as the time allows."""
+    """Failures of the first `end` cases of a run, or of as many as the time allows."""
     files = whole_files(names)
     number, stop = 0, time.monotonic() + seconds
     while number < end and time.monotonic() < stop:
@@ -222,7 +222,7 @@ def findings(names: list[str], run: int, end: int, seconds: float = float("inf")
 
 
 def _lines(process: subprocess.Popen, stop: float) -> Iterator[bytes]:
-    """What the process says, until it ends or the time is over."""
+    """Output of the process, until it ends or the time is over."""
     assert process.stdout is not None
     rest = b""
     while time.monotonic() < stop:

@@ -188,7 +188,7 @@ def case(run: int, number: int) -> Drawn:
 
 
 def check(model: Drawn, hooked: bool, size: int) -> bool:
-    """Whether the network runs live: then it answers as a session does. Raises what is wrong."""
+    """True if the network runs live. Its answers must be those of a session, else it raises."""
     before, attributes = deepcopy(model.state_dict()), set(vars(model))
     hook = register_module_forward_hook(_doubled) if hooked else None
     try:
@@ -219,7 +219,7 @@ def _doubled(module: nn.Module, args: Any, out: Any) -> Any:
 
 
 def findings(run: int, end: int, seconds: float = float("inf")) -> Iterator[tuple[int, str]]:
-    """What is wrong with the first `end` networks of a run, or with as many as the time allows."""
+    """Failures of the first `end` networks of a run, or of as many as the time allows."""
     stop, number, ran = time.monotonic() + seconds, 0, 0
     while number < end and time.monotonic() < stop:
         model = case(run, number)

@@ -62,7 +62,7 @@ def check(settings: dict[str, Any], folder: Path) -> None:
 
 
 def findings(run: int, seconds: float) -> Iterator[str]:
-    """What goes wrong in as many cases as the time allows; one at least."""
+    """Failures of as many cases as the time allows; one at least."""
     import torch
 
     torch.set_num_threads(1)

@@ -1,6 +1,6 @@
 """Gluon kernels under Triton's interpreter: the same source, with layouts left out and shared memory as plain values.
 
-What a kernel computes is tested so without a GPU; where it keeps its numbers is not.
+This tests the results of a kernel without a GPU, but not its layouts.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _mma(a: Any, b: Any, c: Any, input_precision: str = "tf32", is_async: bool =
 
 
 def _at_once(*given: Any) -> None:
-    """What fences and barriers wait for is there already."""
+    """Fences and barriers need not wait here."""
 
 
 def _copy(shared: _Shared, pointer: Any) -> None:
@@ -151,11 +151,11 @@ def interpreted(name: str, **others: ModuleType) -> ModuleType:
         "triton.experimental.gluon.language.nvidia.hopper": HOPPER,
         **{f"{name.rpartition('.')[0]}.{other}": module for other, module in others.items()},
     }
-    found = importlib.util.find_spec(name)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
     module.__dict__["tl"] = tl  # where the interpreter looks for the language
     with mock.patch.dict(sys.modules, stand_ins):
-        found.loader.exec_module(module)
+        spec.loader.exec_module(module)
     return module

@@ -55,8 +55,8 @@ def ball(draw: Draw) -> Case:
     radius, limit = draw.choice([0.05, 0.25, 0.3]), draw.choice([None, 1, 4, 16])
 
     def call(source: gl.Cloud, target: gl.Cloud) -> list[gl.Edges]:
-        found = gl.ball(source, target, radius, limit)
-        return [found, found.transpose()]
+        edges = gl.ball(source, target, radius, limit)
+        return [edges, edges.transpose()]
 
     return call, pair(draw)
 
@@ -117,8 +117,8 @@ def _augmented(way: Any, draw: Draw, given: Any) -> Case:
 
 
 def tensors(values: Iterable[Any]) -> list[Tensor]:
-    found = [[v] if isinstance(v, Tensor) else [tensor for _, tensor in v.parts()] for v in values]
-    return [tensor.cpu() for part in found for tensor in part]
+    groups = [[v] if isinstance(v, Tensor) else [tensor for _, tensor in v.parts()] for v in values]
+    return [tensor.cpu() for part in groups for tensor in part]
 
 
 SEARCHES = [ball, nearest, farthest_sample, rejection_sample, grid_sample, lif]
@@ -132,9 +132,9 @@ def check(case: Callable[[Draw], Case], device: torch.device, near: float) -> No
         call, given = case(random.Random(seed))
         with gl.use_backend("reference"):
             wanted = tensors(call(*given))
-        for found, want in zip(tensors(call(*(x.to(device) for x in given))), wanted, strict=True):
+        for actual, want in zip(tensors(call(*(x.to(device) for x in given))), wanted, strict=True):
             apart = near * float(want.abs().max()) if want.is_floating_point() and want.numel() else 0
-            torch.testing.assert_close(found, want, rtol=0, atol=apart, msg=lambda m, seed=seed: f"seed {seed}: {m}")
+            torch.testing.assert_close(actual, want, rtol=0, atol=apart, msg=lambda m, seed=seed: f"seed {seed}: {m}")
 
 
 @pytest.mark.parametrize("case", SEARCHES, ids=lambda case: case.__name__)

@@ -124,10 +124,10 @@ def test_every_backend_draws_the_same_numbers_for_points(backend, device):
         fine = draws.uniform(cloud, each="row", dtype=torch.float64)
         return [x.cpu() for x in (bits, shares, fine)]
 
-    found = drawn(ragged.to(device))
+    values = drawn(ragged.to(device))
     with gl.use_backend("reference"):
         wanted = drawn(ragged)
-    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(values, wanted, strict=True))
 
 
 def test_clouds_known_to_be_of_one_size_are_augmented_to_the_same_bits():

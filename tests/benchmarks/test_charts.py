@@ -30,8 +30,8 @@ def test_bars_and_dots_are_on_their_side_of_one():
 
 
 def test_every_comparison_is_in_the_overview_and_the_files_are_as_new_as_the_results():
-    made, svg = page.tables()
-    count = sum(len(page.compared(columns, rows)) for _, (_, _, columns, rows) in made)
+    tables, svg = page.tables()
+    count = sum(len(page.compared(columns, rows)) for _, (_, _, columns, rows) in tables)
     overview = ElementTree.fromstring(svg["overview.svg"])
     bars = [bar for bar in overview.iter(f"{SVG}rect") if bar.get("rx") == "3"]
     assert len([*overview.iter(f"{SVG}circle")]) + len(bars) == count

@@ -44,12 +44,12 @@ def weights(tmp_path):
 
 
 def test_class_names_of_weights_do_not_steer_the_terminal(weights, capsys):
-    words = ["predict", str(weights / "cloud.npy"), "--weights", str(weights / "net"), "--device", "cpu"]
-    assert main(words) == 0
+    command = ["predict", str(weights / "cloud.npy"), "--weights", str(weights / "net"), "--device", "cpu"]
+    assert main(command) == 0
     out = capsys.readouterr().out
     assert SAFE in out
     assert out.strip().isprintable()
-    assert main([*words, "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     line = capsys.readouterr().out
     assert line.strip().isprintable()
     assert EVIL in json.loads(line)["probabilities"], "programs get the name as it is"
@@ -63,8 +63,8 @@ def test_names_of_folders_are_shown_escaped_before_training(tmp_path, capsys):
             np.save(tmp_path / "data" / name / f"{i}.npy", np.random.default_rng(i).normal(size=(40, 3)))
     settings = ["points=32", "model={model: PointResNet, width: 8, levels: 1, radius: 0.5}", "batch_size=2"]
     changes = [word for setting in settings for word in ("--set", setting)]
-    words = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--epochs", "1", "--device", "cpu"]
-    assert main(["train", "own-clouds", *words, *changes]) == 0
+    arguments = ["--data", str(tmp_path / "data"), "--out", str(tmp_path / "run"), "--epochs", "1", "--device", "cpu"]
+    assert main(["train", "own-clouds", *arguments, *changes]) == 0
     err = capsys.readouterr().err
     assert r"a\x1b[2J: 2 fit, 1 validation" in err
     assert "\x1b" not in err

@@ -14,8 +14,8 @@ from gridless.cli.stats import as_text, collect
 
 def test_statistics_of_clouds_are_those_of_their_plans(capsys, tmp_path):
     chart = tmp_path / "levels.png"
-    words = ["stats", "shapes", "--limit", "5", "--set", "data_options.size=40", "--set", "points=200"]
-    assert main([*words, "--json", "--out", str(chart)]) == 0
+    command = ["stats", "shapes", "--limit", "5", "--set", "data_options.size=40", "--set", "points=200"]
+    assert main([*command, "--json", "--out", str(chart)]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["examples"] == 5
     assert chart.stat().st_size > 1000

@@ -22,11 +22,11 @@ def scene(request):
 
 def test_knn_finds_the_nearest_of_the_same_example(scene):
     *clouds, distance = scene
-    index, found = pointops.knn_query(8, *clouds)
+    index, distances = pointops.knn_query(8, *clouds)
     nearest, order = distance.sort(1)
     assert index.dtype == torch.int32
     assert index.long().equal(order[:, :8])
-    torch.testing.assert_close(found.double(), nearest[:, :8], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(distances.double(), nearest[:, :8], rtol=1e-5, atol=1e-6)
 
 
 def test_missing_neighbours_are_minus_one_and_far_away():
@@ -40,14 +40,14 @@ def test_missing_neighbours_are_minus_one_and_far_away():
 
 def test_a_ball_is_thinned_evenly(scene):
     *clouds, distance = scene
-    index, found = pointops.ball_query(4, 0.45, 0.15, *clouds)
+    index, distances = pointops.ball_query(4, 0.45, 0.15, *clouds)
     for row, line in enumerate(distance):
         inside = ((line >= 0.15) & (line < 0.45)).nonzero().flatten()
         inside = inside[line[inside].argsort()]
         step = max(len(inside) / 4, 1)
         expected = [int(inside[int(i * step)]) for i in range(min(4, len(inside)))]
         assert index[row].tolist() == expected + [-1] * (4 - len(expected))
-        torch.testing.assert_close(found[row, : len(expected)].double(), line[expected], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(distances[row, : len(expected)].double(), line[expected], rtol=1e-5, atol=1e-6)
 
 
 def test_a_random_ball_has_points_of_the_ball_once(scene):

@@ -88,11 +88,11 @@ def seed(kind: str, of_events: bool) -> bytes:
     """The bytes of a small bag, for fuzzers."""
     pytest.importorskip("rosbags")
     types = store(kind == "bag")
-    words = np.array([0x8001, 0x6002, 0x0003, 0x2804, 0x2005], "<u2").tobytes()
+    payload = np.array([0x8001, 0x6002, 0x0003, 0x2804, 0x2005], "<u2").tobytes()
     table = np.ones(20, [("x", "<f4"), ("y", "<f4"), ("z", "<f4"), ("ring", "<u2")])
     messages: list[Any] = [("/p", cloud(types, table))]
     if of_events:
-        messages = [("/e", packet(types, words, seq=i)) for i in range(3)]
+        messages = [("/e", packet(types, payload, seq=i)) for i in range(3)]
     if of_events and kind == "bag":
         messages = [
             ("/e", array(types, "dvs_msgs", [(i, i, 1000 * (i + 5 * k), True) for i in range(5)])) for k in range(2)

@@ -30,5 +30,5 @@ def test_a_folder_of_recordings_says_what_is_in_it(tmp_path):
             columns = {"x": [1, 3], "y": [0, 2], "t": [5, 9], "p": [1, 0]}
             gl.write_events(tmp_path / f"class{number}" / f"{i}.npz", gl.Events.of(columns, sensor=(4, 3)))
     data = gl.data.EventFolder(tmp_path, "train")
-    words = "14 recordings, 28 events on 4 x 3 pixels, 7 classes: class0, class1, class2, class3, class4, ..."
-    assert repr(data) == f"EventFolder({str(tmp_path)!r}, 'train'): {words}"
+    summary = "14 recordings, 28 events on 4 x 3 pixels, 7 classes: class0, class1, class2, class3, class4, ..."
+    assert repr(data) == f"EventFolder({str(tmp_path)!r}, 'train'): {summary}"

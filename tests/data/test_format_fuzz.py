@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 def test_damaged_files_raise_only_the_documented_error():
     """Twelve of each format, in a process with limited memory; `make fuzz` runs on."""
-    found = list(fuzz.findings([], run=0, end=12 * len(fuzz.whole_files([]))))
-    assert not found, "\n".join(f"{f.name}, case {f.number}: {f.what}" for f in found)
+    findings = list(fuzz.findings([], run=0, end=12 * len(fuzz.whole_files([]))))
+    assert not findings, "\n".join(f"{f.name}, case {f.number}: {f.what}" for f in findings)
 
 
 def test_the_fuzzer_damages_every_file(tmp_path: Path):
@@ -50,6 +50,6 @@ def test_the_fuzzer_knows_what_is_wrong(tmp_path: Path, read, error):
 
 
 def test_the_fuzzer_notices_a_death_and_goes_on():
-    found = list(fuzz.findings(["dies"], run=0, end=2))
-    assert [(f.name, f.number) for f in found] == [("dies", 0), ("dies", 1)]
-    assert all("SIGABRT" in f.what for f in found)
+    findings = list(fuzz.findings(["dies"], run=0, end=2))
+    assert [(f.name, f.number) for f in findings] == [("dies", 0), ("dies", 1)]
+    assert all("SIGABRT" in f.what for f in findings)

@@ -31,9 +31,9 @@ def test_an_unknown_sample_is_refused_with_the_list():
 def test_the_samples_are_those_that_the_script_makes(tmp_path):
     make_samples.main(tmp_path)
     for name in ("chair", "street"):
-        made, known = gl.read_cloud(tmp_path / f"{name}.ply"), gl.data.sample(name)
-        assert torch.allclose(made.coords, known.coords, atol=1e-5)
-        assert made.rows.keys() == known.rows.keys()
+        generated, known = gl.read_cloud(tmp_path / f"{name}.ply"), gl.data.sample(name)
+        assert torch.allclose(generated.coords, known.coords, atol=1e-5)
+        assert generated.rows.keys() == known.rows.keys()
     assert torch.equal(gl.read_events(tmp_path / "car.es").pixel, gl.data.sample("car").pixel)
 
 

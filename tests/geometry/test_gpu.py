@@ -34,7 +34,7 @@ def cloud_of(dim: int, dtype: torch.dtype, sizes: tuple[int, ...] = (24, 0, 1, 1
 
 
 def both(function):
-    """What the reference gives on the CPU, and the GPU backend on its device."""
+    """Results of the reference on the CPU and of the GPU backend on its device."""
     with gl.use_backend("reference"):
         want = function(lambda x: x)
     with gl.use_backend("gpu"):
@@ -42,19 +42,19 @@ def both(function):
 
 
 def same_edges(function) -> gl.Edges:
-    want, found = both(function)
-    assert torch.equal(found.splits, want.splits)
-    assert torch.equal(found.source, want.source)
+    want, edges = both(function)
+    assert torch.equal(edges.splits, want.splits)
+    assert torch.equal(edges.source, want.source)
     return want
 
 
 def same_sample(function) -> gl.Cloud:
-    want, found = both(function)
-    assert torch.equal(found.parent_index, want.parent_index)
-    assert torch.equal(found.splits, want.splits)
-    assert torch.equal(found.coords, want.coords)
+    want, samples = both(function)
+    assert torch.equal(samples.parent_index, want.parent_index)
+    assert torch.equal(samples.splits, want.splits)
+    assert torch.equal(samples.coords, want.coords)
     if want.distance is not None:
-        torch.testing.assert_close(found.distance, want.distance)
+        torch.testing.assert_close(samples.distance, want.distance)
     return want
 
 
@@ -284,8 +284,8 @@ def test_facts_refuse_what_is_not_finite_and_name_it():
     points = [torch.rand(3, 2), torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])]
     with pytest.raises(ValueError, match="row 1 of example 1"):
         facts(gl.Cloud.of(points).to(DEVICE), "ball: source")
-    found = facts(gl.Cloud.of([points[0] * 0 + 2, -torch.ones(5, 2)]).to(DEVICE), "ball: source")
-    assert (found.smallest, found.largest, found.low[:2], found.high[:2]) == (3, 5, (-1, -1), (2, 2))
+    values = facts(gl.Cloud.of([points[0] * 0 + 2, -torch.ones(5, 2)]).to(DEVICE), "ball: source")
+    assert (values.smallest, values.largest, values.low[:2], values.high[:2]) == (3, 5, (-1, -1), (2, 2))
 
 
 @runs_here
@@ -298,8 +298,8 @@ def test_rows_are_sorted_however_long(longest: int):
     rows = [torch.arange(n).int() for n in (0, 1, 40)]
     rows += [torch.randperm(n, generator=generator).int() + 7 for n in (65, 0, 150, 128)]
     splits, values = torch.tensor([0] + [len(r) for r in rows]).cumsum(0).to(DEVICE), torch.cat(rows).to(DEVICE)
-    found = sort_long(splits, values, values.clone(), longest).cpu()
-    assert torch.equal(found, torch.cat([r.sort().values for r in rows]))
+    ordered = sort_long(splits, values, values.clone(), longest).cpu()
+    assert torch.equal(ordered, torch.cat([r.sort().values for r in rows]))
 
 
 def u_net_plan(dim: int, levels: int = 2) -> gl.Plan:
@@ -316,9 +316,9 @@ def u_net_plan(dim: int, levels: int = 2) -> gl.Plan:
     return plan
 
 
-def assert_same_geometry(found: gl.Geometry, want: gl.Geometry) -> None:
+def assert_same_geometry(geometry: gl.Geometry, want: gl.Geometry) -> None:
     for name, value in want.items():
-        for (_, a), (_, b) in zip(found[name].to("cpu").parts(), value.parts(), strict=True):
+        for (_, a), (_, b) in zip(geometry[name].to("cpu").parts(), value.parts(), strict=True):
             assert a.dtype == b.dtype
             assert torch.equal(a, b), name
 
@@ -327,8 +327,8 @@ def assert_same_geometry(found: gl.Geometry, want: gl.Geometry) -> None:
 def test_balls_of_samples_are_rows_of_the_ball_they_were_sampled_by():
     plan = u_net_plan(2)
     batch = cloud_of(2, torch.float32, (40, 0, 1, 30))
-    want, found = both(lambda on: plan(on(pad(batch, [len(batch) + 3]))))
-    assert_same_geometry(found, want)
+    want, geometry = both(lambda on: plan(on(pad(batch, [len(batch) + 3]))))
+    assert_same_geometry(geometry, want)
     # And what a search finds.
     with gl.use_backend("reference"):
         assert torch.equal(gl.ball(want["X0"], want["X1"], 0.2).source, want["N01"].source)
@@ -346,9 +346,9 @@ def test_a_plan_gives_room_for_what_it_found_last_and_runs_again_where_that_is_t
     at_once = chain_gpu.GpuChain._at_once
 
     def noted(*given):
-        made = at_once(*given)
-        there_was_room.append(made is not None)
-        return made
+        result = at_once(*given)
+        there_was_room.append(result is not None)
+        return result
 
     monkeypatch.setattr(chain_gpu.GpuChain, "_at_once", noted)
     plan = u_net_plan(3, levels=1 if INTERPRET and search == "grid" else 2)
@@ -363,8 +363,8 @@ def test_a_plan_gives_room_for_what_it_found_last_and_runs_again_where_that_is_t
         gl.Cloud.of(points[:6]),  # more than twice as many points: nothing is guessed
     ]
     for cloud in clouds:
-        want, found = both(lambda on, cloud=cloud: plan(on(cloud)))
-        assert_same_geometry(found, want)
+        want, geometry = both(lambda on, cloud=cloud: plan(on(cloud)))
+        assert_same_geometry(geometry, want)
     assert there_was_room == [True, False, False, True, True]
 
 
@@ -385,7 +385,7 @@ def test_a_plan_remembers_what_the_cloud_before_the_last_needed(monkeypatch: pyt
         for scale in (1.0, 1.4, 1.0):
             edges.append(len(plan((scale * points).to(DEVICE))["N00"]))
     assert edges[0] == edges[2] > 1.3 * edges[1] + 1
-    assert [len(found) for found in ran] == [0, 1, 1]
+    assert [len(calls) for calls in ran] == [0, 1, 1]
 
 
 @runs_here

@@ -23,13 +23,13 @@ def ball(cloud: gl.Cloud, radius: float) -> gl.Edges:
         return gl.ball(cloud, cloud, radius)
 
 
-def assert_same(found: gl.Cloud, wanted: gl.Cloud) -> None:
-    found = found.cpu()
-    assert torch.equal(found.parent_index, wanted.parent_index)
-    assert torch.equal(found.splits, wanted.splits)
-    assert torch.equal(found.coords, wanted.coords)
-    assert found.parent_index.dtype == torch.int64
-    assert found.num_parent == wanted.num_parent
+def assert_same(samples: gl.Cloud, wanted: gl.Cloud) -> None:
+    samples = samples.cpu()
+    assert torch.equal(samples.parent_index, wanted.parent_index)
+    assert torch.equal(samples.splits, wanted.splits)
+    assert torch.equal(samples.coords, wanted.coords)
+    assert samples.parent_index.dtype == torch.int64
+    assert samples.num_parent == wanted.num_parent
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -106,10 +106,10 @@ def test_radii_far_from_the_extent_are_no_trouble(backend, device):
 def test_a_point_far_away_does_not_change_the_others(backend, device, dim):
     near = scattered(200, dim)
     both = torch.cat([near, torch.full((1, dim), 1e5)])
-    found = gl.rejection_sample(gl.Cloud.of(both).to(device), radius=0.2, distance=True).cpu()
-    assert_same(found, reference(gl.Cloud.of(both), radius=0.2))
-    assert torch.equal(found.parent_index[:-1], reference(gl.Cloud.of(near), radius=0.2).parent_index)
-    torch.testing.assert_close(found.distance, reference(gl.Cloud.of(both), radius=0.2, distance=True).distance)
+    samples = gl.rejection_sample(gl.Cloud.of(both).to(device), radius=0.2, distance=True).cpu()
+    assert_same(samples, reference(gl.Cloud.of(both), radius=0.2))
+    assert torch.equal(samples.parent_index[:-1], reference(gl.Cloud.of(near), radius=0.2).parent_index)
+    torch.testing.assert_close(samples.distance, reference(gl.Cloud.of(both), radius=0.2, distance=True).distance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -159,11 +159,11 @@ def test_deeper_than_doubt_goes_no_sample_depends_on_what_is_missing(backend, de
     cloud = gl.Cloud.of(x, index=torch.arange(600)).to(device)
     near = gl.ball(cloud, cloud, 0.7)
     depth = torch.minimum(cloud.coords[:, 0], 30 - cloud.coords[:, 0]).double()
-    found = doubtful_depth(near, depth, 0.2, 0.7)
+    depth_limit = doubtful_depth(near, depth, 0.2, 0.7)
     with gl.use_backend("reference"):
-        assert found == doubtful_depth(near.cpu(), depth.cpu(), 0.2, 0.7)
-    assert 0.7 < found < 10
-    kept = set(gl.rejection_sample(cloud, near).rows["index"].tolist())
+        assert depth_limit == doubtful_depth(near.cpu(), depth.cpu(), 0.2, 0.7)
+    assert 0.7 < depth_limit < 10
+    samples = set(gl.rejection_sample(cloud, near).rows["index"].tolist())
     again = set(gl.rejection_sample(cloud[depth > 0.2], radius=0.7).rows["index"].tolist())
-    deep = set(cloud.rows["index"][depth > found].tolist())
-    assert kept & deep == again & deep
+    deep = set(cloud.rows["index"][depth > depth_limit].tolist())
+    assert samples & deep == again & deep

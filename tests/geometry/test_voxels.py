@@ -90,18 +90,18 @@ def test_new_sites_are_those_of_a_dense_convolution_in_order(device, dim, window
     shape = [7, 6, 5][:dim]
     sites = (torch.rand(2, *shape, generator=torch.Generator().manual_seed(1)) < 0.3).nonzero()
     sites = sites[torch.randperm(len(sites))]
-    found, edges = strided_taps(sites.to(device), *window, shape=shape)
-    assert found.tolist() == dense_sites(*window, shape, sites)
-    assert (edges.num_source, edges.num_target) == (len(sites), len(found))
+    targets, edges = strided_taps(sites.to(device), *window, shape=shape)
+    assert targets.tolist() == dense_sites(*window, shape, sites)
+    assert (edges.num_source, edges.num_target) == (len(sites), len(targets))
     assert bool((edges.table >= 0).any(1).all())
-    found, edges = transposed_taps(sites.to(device), *window, shape=shape)
-    assert found.tolist() == dense_sites(*window, shape, sites, transposed=True)
+    targets, edges = transposed_taps(sites.to(device), *window, shape=shape)
+    assert targets.tolist() == dense_sites(*window, shape, sites, transposed=True)
     assert bool((edges.table >= 0).any(1).all())
 
 
 def test_without_a_shape_there_is_no_border(device):
-    found, edges = strided_taps(torch.tensor([[0, -5, 0]], device=device), 3, 2, 1)
-    assert found.tolist() == [[0, -3, 0], [0, -2, 0]]
+    targets, edges = strided_taps(torch.tensor([[0, -5, 0]], device=device), 3, 2, 1)
+    assert targets.tolist() == [[0, -3, 0], [0, -2, 0]]
     assert edges.table.argmax(1).tolist() == [7, 1]
 
 
@@ -121,9 +121,9 @@ def test_sites_far_apart_do_not_collide(device, far):
     sites = torch.cat([near, near + away, near - away]).to(device)
     edges = submanifold_taps(sites)
     assert edges.table.tolist() == by_hand(sites, sites, [3] * 3, [1] * 3, [1] * 3, [1] * 3)
-    found, _ = strided_taps(sites, 2, 2)
+    targets, _ = strided_taps(sites, 2, 2)
     half = torch.cat([sites[:, :1], sites[:, 1:].div(2, rounding_mode="floor")], 1)
-    assert torch.equal(found, half.unique(dim=0))
+    assert torch.equal(targets, half.unique(dim=0))
 
 
 def test_coordinates_at_the_limits_of_32_bits(device):
@@ -147,15 +147,15 @@ def test_a_site_is_there_once(device):
 def test_no_sites_and_one(device):
     none = torch.zeros(0, 4, dtype=torch.int32, device=device)
     assert submanifold_taps(none).table.shape == (0, 27)
-    found, edges = strided_taps(none, 2, 2, shape=[4, 4, 4])
-    assert found.shape == (0, 4)
+    targets, edges = strided_taps(none, 2, 2, shape=[4, 4, 4])
+    assert targets.shape == (0, 4)
     assert edges.table.shape == (0, 8)
     one = torch.tensor([[3, -1, 5, 0]], device=device)
     assert (submanifold_taps(one).table >= 0).sum() == 1
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ((torch.zeros(3, 4), 3), "float32"),
         ((torch.zeros(3, 6, dtype=torch.int64), 3), r"\(3, 6\)"),
@@ -163,8 +163,8 @@ def test_no_sites_and_one(device):
         ((torch.zeros(1, 4, dtype=torch.int64), [3, 3]), "kernel.*3"),
     ],
 )
-def test_what_is_no_search_is_refused(arguments, words):
-    with pytest.raises((TypeError, ValueError), match=words):
+def test_what_is_no_search_is_refused(arguments, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         submanifold_taps(*arguments)
 
 

@@ -96,7 +96,7 @@ def test_other_constants_or_warps_are_another_kernel(constants, warps):
 
 
 def test_a_tensor_that_begins_anywhere_goes_through_triton():
-    """What was compiled for multiples of 16 bytes would read it in vectors."""
+    """A kernel compiled for multiples of 16 bytes would read it in vectors."""
     kernel = Kernel()
     launch = Launcher(kernel)
     even, odd = torch.zeros(8), torch.zeros(9)[1:]
@@ -123,7 +123,7 @@ def test_a_kernel_that_is_compiled_ahead_is_compiled_once_and_not_launched(monke
     with compiling_ahead():
         launch(*given)
     assert len(kernel.ahead) == 1
-    # What is compiled is not launched either: the tensors have one number for all places.
+    # Compiling does not launch either: the tensors have one number for all places.
     assert len(kernel.at_once) == 1
 
 
@@ -194,8 +194,8 @@ def test_the_first_layer_of_a_plan_knows_what_all_of_them_launch(monkeypatch):
 
     def note(self, grid, tensors, sizes):
         if "point_conv" in self._kernel.fn.__module__:
-            found = launched if launching._compiling.pool is None else begun
-            found.add((self._kernel.fn.__name__, self._constants, str(self._options), *(t.dtype for t in tensors)))
+            kernels = launched if launching._compiling.pool is None else begun
+            kernels.add((self._kernel.fn.__name__, self._constants, str(self._options), *(t.dtype for t in tensors)))
 
     # Imported while that is so, the kernels would take it for true ever after.
     importlib.import_module("gridless.ops.point_conv.gpu")

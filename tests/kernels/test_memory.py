@@ -36,7 +36,7 @@ def test_what_is_free_below_something_that_is_not_goes_back():
 @glibc
 @pytest.mark.parametrize(("asked", "heaps"), [(True, 1), (False, 5)])
 def test_threads_share_one_heap(asked, heaps):
-    words = f"""
+    script = f"""
 import ctypes, runpy, threading
 if {asked}:
     runpy.run_path({memory.__file__!r})["one_heap"]()
@@ -57,8 +57,8 @@ file = ctypes.c_void_p(library.fdopen(1, b"w"))
 library.malloc_info(0, file)
 library.fflush(file)
 """
-    found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout
-    assert found.count("<heap ") == heaps
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output.count("<heap ") == heaps
 
 
 def test_other_libraries_have_nothing_to_give(monkeypatch):

@@ -35,7 +35,7 @@ SCRIPT = textwrap.dedent("""
 
 
 def on_a_terminal(folder: Path) -> tuple[str, str]:
-    """What the script prints: stdout, through a pipe, and stderr."""
+    """Output of the script: stdout, through a pipe, and stderr."""
     command = [sys.executable, "-c", SCRIPT, str(folder)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "100"}
@@ -47,7 +47,7 @@ def on_a_terminal(folder: Path) -> tuple[str, str]:
             try:
                 more = os.read(ours, 65536)
             except OSError:
-                # How Linux says that the other end of a terminal was closed.
+                # Linux: the other end of a terminal was closed.
                 break
             if not more:
                 break
@@ -62,7 +62,7 @@ def on_a_terminal(folder: Path) -> tuple[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
 def test_bars_are_shown_on_a_terminal_and_never_in_what_is_printed(tmp_path, monkeypatch, capsys, terminal):
-    """Of a cache, an evaluation and two predictions."""
+    """Progress bars of a cache, an evaluation and two predictions."""
     if terminal:
         printed, shown = on_a_terminal(tmp_path)
     else:

@@ -14,7 +14,7 @@ WHOLE = 0x5AFE5AFE
 
 
 def canary(array: np.ndarray) -> np.ndarray:
-    """What a guard zone of this type holds; as floats, NaN."""
+    """The content of a guard zone of this type. Read as floats it is NaN."""
     if array.dtype.kind == "f":
         return np.array(np.nan, array.dtype)
     return np.array(WHOLE if array.dtype.itemsize == 8 else 1, array.dtype)
@@ -37,11 +37,11 @@ class Guards:
             return at
 
         def made(flat: Flat) -> list[np.ndarray]:
-            found, begins = arrays(flat), flat.begins()
-            whole = {s: array for array, (_, names) in zip(found, Flat.ARRAYS.values(), strict=True) for s in names}
+            guarded, begins = arrays(flat), flat.begins()
+            whole = {s: array for array, (_, names) in zip(guarded, Flat.ARRAYS.values(), strict=True) for s in names}
             for section, at in places.get(id(flat), []):
                 self.zones.append(whole[section][begins[section] + at :][:ZONE])
-            return found
+            return guarded
 
         monkeypatch.setattr(Flat, "add", add)
         monkeypatch.setattr(Flat, "arrays", made)

@@ -110,6 +110,6 @@ def test_vectors_of_another_cpu_stay_inside_their_buffers_too(tmp_path):
     env = os.environ | {
         "NUMBA_CPU_NAME": other[0], "NUMBA_CPU_FEATURES": other[1], "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1",
     }  # fmt: skip
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "any_network", str(Path(__file__))]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=600)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "any_network", str(Path(__file__))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,21 +16,21 @@ def test_the_engine_equals_the_batch_where_all_events_are_at_one_pixel(name):
     events = busy("one pixel", tuple(model.config["sensor"]), 700)
     geometry, levels, logits = batch(model, events)
     engine = stream(model, blocks(model))
-    found = list(engine.push(events))
+    predictions = list(engine.push(events))
     assert len(levels[1]) > 30
     for k, features in enumerate(levels):
         fired, mine = engine.features(f"blocks.{k}")
         assert torch.equal(fired.time, geometry[model.streams[k]].time)
         assert_close(mine, features, 1e-5)
-    if found:
+    if predictions:
         with torch.no_grad():
-            assert_close(torch.stack([p.logits for p in found]), model.predictions(geometry), 1e-5)
+            assert_close(torch.stack([p.logits for p in predictions]), model.predictions(geometry), 1e-5)
     assert_close(engine.predict(), logits, 1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_the_session_in_float64_equals_the_batch_where_all_events_are_at_one_pixel(name):
-    """What is left in float32 is rounding."""
+    """The difference in float32 is rounding."""
     model = network(name, head="stream").double()
     events = busy("one pixel", tuple(model.config["sensor"]), 300)
     levels = assert_session_is_batch(model, events, 90)

@@ -144,8 +144,8 @@ def test_the_new_activation_of_contributing_is_trained_runs_live_and_in_c(tmp_pa
     (tmp_path / "use.py").write_text(begin + script, "utf-8")
     # The loop is compiled once for this test: a quick compilation saves half a minute.
     env = os.environ | {"NUMBA_OPT": "1"}
-    words = [sys.executable, "use.py"]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900, check=False)
+    command = [sys.executable, "use.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     engine, board = (float(line.split()[-1]) for line in done.stdout.splitlines()[-2:])
     assert max(engine, board) < 1e-5

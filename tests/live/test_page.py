@@ -43,7 +43,7 @@ needs_node = pytest.mark.skipif(NODE is None, reason="no node here")
 
 
 def read(*files: Path) -> list[dict]:
-    """What the page's readers make of files."""
+    """Results of the page's readers."""
     command = [str(NODE), "-e", READ, str(WEB / "formats.js"), *map(str, files)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
 
@@ -130,7 +130,7 @@ def test_bad_files_are_named_and_nothing_else_happens(tmp_path):
             lenient = file.suffix == ".aedat4" and "error" not in answer
             assert lenient or answer.get("error", "").startswith(file.name), file
         else:
-            # Where the page is the stricter one, it says so.
+            # The page reports it if it is the stricter one.
             assert answer["error"].startswith(file.name) if "error" in answer else assert_same(answer, expected) is None
     assert 20 < refused < len(files)
 

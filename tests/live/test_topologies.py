@@ -32,20 +32,20 @@ def logits(predictions) -> torch.Tensor:
 
 
 def run(live, events, size):
-    found = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
-    return [p.time for p in found], logits(found), live.predict()
+    predictions = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
+    return [p.time for p in predictions], logits(predictions), live.predict()
 
 
 def compare(model, events, sizes=(1, 13, 10**6)):
     """The engine in packets of each size against the session in one."""
     times, expected, now = run(Session(model), events, 10**6)
     for size in sizes:
-        at, found, then = run(stream(model), events, size)
+        at, predicted, then = run(stream(model), events, size)
         # These answer when they are asked, after each packet.
         if type(model) not in (TwoBranches, FadingCounts):
             assert at == times
             if at:
-                assert_close(found, expected, 1e-5)
+                assert_close(predicted, expected, 1e-5)
         assert_close(then, now, 1e-5)
     return times
 
@@ -99,10 +99,10 @@ def test_an_output_for_every_event_is_a_prediction_after_each():
         geometry = model.plan(events)
         rows = model(geometry)
     engine = stream(model)
-    found = list(engine.push(events))
-    assert [p.time for p in found] == geometry["X1"].time.tolist()
-    assert_close(logits(found), rows, 1e-5)
-    assert torch.equal(engine.predict(), found[-1].logits)
+    predictions = list(engine.push(events))
+    assert [p.time for p in predictions] == geometry["X1"].time.tolist()
+    assert_close(logits(predictions), rows, 1e-5)
+    assert torch.equal(engine.predict(), predictions[-1].logits)
     assert float(stream(model).predict().abs().max()) == 0
 
 
@@ -110,10 +110,10 @@ def test_pooled_answers_come_with_each_packet():
     model = settled(TwoBranches)
     events = busy("plain", SENSOR, 200)
     engine = stream(model)
-    found = [prediction for a in range(0, 200, 50) for prediction in engine.push(events[a : a + 50])]
-    assert [p.time for p in found] == events.time[49::50].tolist()
+    predictions = [prediction for a in range(0, 200, 50) for prediction in engine.push(events[a : a + 50])]
+    assert [p.time for p in predictions] == events.time[49::50].tolist()
     with torch.no_grad():
-        assert_close(found[-1].logits, model(model.plan(events))[0], 1e-5)
+        assert_close(predictions[-1].logits, model(model.plan(events))[0], 1e-5)
 
 
 class DenseCounts(nn.Module):
@@ -207,7 +207,7 @@ def test_values_that_are_changed_in_place_are_the_new_ones_wherever_they_are_use
 
 
 class OneLevel(nn.Module):
-    """What a level has whose features are worked on before the last."""
+    """A level whose features change before the last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -320,8 +320,8 @@ def test_the_session_runs_what_the_engine_refuses():
     with torch.no_grad():
         rows = model(model.plan(events))
     session = Session(model)
-    found = [p for a in range(0, 300, 7) for p in session.push(events[a : a + 7])]
-    assert_close(logits(found), rows, 1e-5)
+    predictions = [p for a in range(0, 300, 7) for p in session.push(events[a : a + 7])]
+    assert_close(logits(predictions), rows, 1e-5)
 
 
 class Branching(WideStride):
@@ -336,9 +336,9 @@ def test_the_session_runs_a_forward_that_looks_at_shapes():
         stream(model)
     for features in ([], ["down"]):
         session = Session(model, features)
-        found = [p for a in range(0, 300, 7) for p in session.push(events[a : a + 7])]
+        predictions = [p for a in range(0, 300, 7) for p in session.push(events[a : a + 7])]
         with torch.no_grad():
-            assert_close(logits(found), model(model.plan(events)), 1e-5)
+            assert_close(logits(predictions), model(model.plan(events)), 1e-5)
     fired, rows = session.features("down")
     assert (fired.sensor, rows.shape) == ((7, 6), (len(fired), 16))
 

@@ -280,7 +280,7 @@ class Drawn(nn.Module):
             self.layers.append(PolarityConv(near, p, **options) if q is None else EventConv(near, q, p, **options))
             return p
 
-        # Of each stream: the values there are, as (step, channels); the input's polarity is None.
+        # Values of each stream, as (step, channels); the input's polarity is None.
         values: dict = {streams[0]: [(None, None)]}
         for _ in range(draw.randint(1, 3)):
             source = draw.choice(streams)
@@ -316,22 +316,22 @@ class Drawn(nn.Module):
         self.every = draw.random() < 0.5
 
     def forward(self, geometry, memory=None):
-        made: list[Tensor] = []
+        values: list[Tensor] = []
         for what, step, layer, _ in self.steps:
-            module, x = self.layers[layer], made[step] if step is not None else None
+            module, x = self.layers[layer], values[step] if step is not None else None
             if x is None:
-                made.append(module(geometry, memory))
+                values.append(module(geometry, memory))
             elif what in ("conv", "same", "mean"):
-                made.append(module(x, geometry, memory))
+                values.append(module(x, geometry, memory))
             elif what in ("dense", "norm"):
-                made.append(module(x))
+                values.append(module(x))
             elif what == "relu":
-                made.append(x.relu())
+                values.append(x.relu())
             elif what == "tanh":
-                made.append(x.tanh())
+                values.append(x.tanh())
             elif what == "join":
-                made.append(torch.cat([x, 2 * x], 1))
+                values.append(torch.cat([x, 2 * x], 1))
             else:
-                made.append(x + x.sigmoid() if what == "self add" else x * x.tanh())
-        rows = self.logits(made[-1])
+                values.append(x + x.sigmoid() if what == "self add" else x * x.tanh())
+        rows = self.logits(values[-1])
         return rows if self.every else self.last(rows, geometry, memory)

@@ -1,4 +1,4 @@
-"""What only the CPU convolution can get wrong: tiles, long rows, padding to vectors, threads."""
+"""Faults that only the CPU convolution can have: tiles, long rows, padding to vectors, threads."""
 
 from __future__ import annotations
 

@@ -222,12 +222,12 @@ def launches(monkeypatch):
 
     # Imported while CPU tensors are taken, the kernels would take it for true ever after.
     gpu = importlib.import_module("gridless.ops.point_conv.gpu")
-    found = []
-    monkeypatch.setattr(Launch, "__call__", lambda self, grid, tensors, sizes: found.append((self, tensors)))
+    launches = []
+    monkeypatch.setattr(Launch, "__call__", lambda self, grid, tensors, sizes: launches.append((self, tensors)))
     for module in (gl.backends, gpu):
         monkeypatch.setattr(module, "interpreting", lambda: True)
     with gl.use_backend("gpu"):
-        yield found
+        yield launches
 
 
 def convolve(dtype=torch.float32, coords=torch.float32, basis=PLANE, width=(8,), needs=(True,) * 5):
@@ -241,7 +241,7 @@ def convolve(dtype=torch.float32, coords=torch.float32, basis=PLANE, width=(8,),
 
 
 def test_a_launch_has_tensors_of_the_same_types_every_time(launches):
-    """What is compiled for some types is given addresses, and would read others as these."""
+    """A kernel compiled for some types gets addresses, and would misread other types."""
     from gridless.kernels.launch import types_of
 
     halves = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -118,11 +118,11 @@ def test_it_is_torchs_dense_convolution(backend, device, dim, window):
     rows = grid.movedim(1, -1)[tuple(sites.T)]
     settings = {"stride": stride, "padding": padding, "dilation": dilation}
     for search, name, order in ((strided_taps, "conv", (2, 1)), (transposed_taps, "conv_transpose", (1, 2))):
-        found, edges = search(sites.to(device), *window, shape=shape)
+        targets, edges = search(sites.to(device), *window, shape=shape)
         dense = weight.permute(*order, 0).reshape(*(weight.shape[n] for n in order), *[kernel] * dim)
         expected = getattr(functional, f"{name}{dim}d")(grid, dense, **settings)
         out = torch.zeros(2, *expected.shape[2:], p, dtype=torch.float64, device=device)
-        out[tuple(found.T)] = gl.tap_conv(rows, weight, None, edges)
+        out[tuple(targets.T)] = gl.tap_conv(rows, weight, None, edges)
         torch.testing.assert_close(out.movedim(-1, 1), expected)
 
 
@@ -214,7 +214,7 @@ def test_a_compiled_layer_gives_the_same():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"features": torch.ones(3, 4)}, "sources.*features.*3"),
         ({"weight": torch.ones(8, 4, 5)}, r"taps = 27.*\(8, 4, 5\)"),
@@ -223,10 +223,10 @@ def test_a_compiled_layer_gives_the_same():
         ({"edges": "no edges"}, "TapEdges.*str"),
     ],
 )
-def test_what_does_not_fit_is_refused(change, words):
+def test_what_does_not_fit_is_refused(change, message):
     edges = some_edges("submanifold", "cpu", side=3)
     given = {"features": torch.ones(edges.num_source, 4), "weight": torch.ones(27, 4, 5), "bias": None, "edges": edges}
-    with pytest.raises((TypeError, ValueError), match=words):
+    with pytest.raises((TypeError, ValueError), match=message):
         gl.tap_conv(**given | change)
 
 

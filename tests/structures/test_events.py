@@ -99,9 +99,9 @@ def test_slices_are_recordings():
 
 def test_selection_keeps_recordings_apart():
     batch = gl.Events.of([array([1, 2, 3]), array([4]), array([5, 6])], sensor=SENSOR)
-    kept = batch[torch.tensor([True, False, True, False, False, True])]
-    assert kept.time.tolist() == [1, 3, 6]
-    assert kept.splits.tolist() == [0, 2, 2, 3]
+    masked = batch[torch.tensor([True, False, True, False, False, True])]
+    assert masked.time.tolist() == [1, 3, 6]
+    assert masked.splits.tolist() == [0, 2, 2, 3]
 
 
 def test_to_numpy_and_back():
@@ -123,7 +123,7 @@ def test_padding_is_neither_checked_nor_exported():
 
 
 @pytest.mark.parametrize(
-    ("source", "words"),
+    ("source", "message"),
     [
         (array([5, 4]), r"row 1 of recording 0 .*time 4 .*5.*'sort'"),
         (array([-5, 4]), r"row 0 of recording 0 .*time -5.*'shift'"),
@@ -145,8 +145,8 @@ def test_padding_is_neither_checked_nor_exported():
         (dict.fromkeys("xytp", np.ones((2, 2), int)), r"x is \(2, 2\)"),
     ],
 )
-def test_bad_recordings_are_refused_by_row(source, words):
-    with pytest.raises(ValueError, match=words):
+def test_bad_recordings_are_refused_by_row(source, message):
+    with pytest.raises(ValueError, match=message):
         gl.Events.of(source, sensor=SENSOR)
 
 
@@ -161,7 +161,7 @@ def test_recordings_may_begin_before_the_last_one_ended():
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "words"),
+    ("source", "error", "message"),
     [
         (np.zeros((5, 4)), TypeError, r"\(5, 4\).*a\[:, 0\]"),
         ("events", TypeError, r"'events'.*read_events"),
@@ -169,8 +169,8 @@ def test_recordings_may_begin_before_the_last_one_ended():
         (array([1], types=("<i8", "<f4", "<i2", "?")), TypeError, "x .*float32"),
     ],
 )
-def test_what_is_no_recording_is_refused(source, error, words):
-    with pytest.raises(error, match=words):
+def test_what_is_no_recording_is_refused(source, error, message):
+    with pytest.raises(error, match=message):
         gl.Events.of(source, sensor=SENSOR)
 
 
@@ -252,7 +252,7 @@ def test_an_unknown_repair_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"pixel": torch.zeros(2, 3, dtype=torch.int32)}, r"pixel .*\(2, 3\)"),
         ({"pixel": torch.zeros(2, 2)}, "pixel .*float32"),
@@ -262,7 +262,7 @@ def test_an_unknown_repair_is_refused():
         ({"splits": torch.tensor([0, 1])}, "splits .*1.* 2 rows"),
     ],
 )
-def test_tensors_of_the_wrong_shape_or_type_are_refused(change, words):
+def test_tensors_of_the_wrong_shape_or_type_are_refused(change, message):
     fields = {
         "pixel": torch.zeros(2, 2, dtype=torch.int32),
         "time": torch.zeros(2, dtype=torch.int64),
@@ -270,7 +270,7 @@ def test_tensors_of_the_wrong_shape_or_type_are_refused(change, words):
         "splits": torch.tensor([0, 2]),
         "sensor": SENSOR,
     }
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         gl.Events(**{**fields, **change})
 
 

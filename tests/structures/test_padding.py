@@ -77,7 +77,7 @@ def test_sizes_still_say_how_many_rows_an_index_points_into(sizes):
 
 @pytest.mark.parametrize("sizes", [(20, 1, 0, 33), (0,), (64,)])
 def test_rows_of_padding_point_at_different_rows(sizes):
-    """Where many point at one, their gradients wait for each other on a GPU."""
+    """On a GPU, gradients of many rows that point at one wait for each other."""
     plain, padded = gl.collate(examples(*sizes)), gl.collate(examples(*sizes), bucket=[5000, 100])
     for name in ("X1", "X2", "N00", "N01", "N10"):
         short, long = plain[name], padded[name]
@@ -138,9 +138,9 @@ def test_sums_over_edges_do_not_change():
     more = torch.full((len(padded["X0"]), 5), torch.nan)
     more[: len(features)] = features
     wanted = plain["N01"].to_torch_csr() @ features
-    found = torch.from_numpy(padded["N01"].to_scipy() @ more.numpy())
-    torch.testing.assert_close(found[: len(wanted)], wanted)
-    assert not found[len(wanted) :].any()
+    product = torch.from_numpy(padded["N01"].to_scipy() @ more.numpy())
+    torch.testing.assert_close(product[: len(wanted)], wanted)
+    assert not product[len(wanted) :].any()
 
 
 def test_padding_again_keeps_count():

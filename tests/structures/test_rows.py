@@ -86,7 +86,7 @@ def test_rows_cannot_be_written_to():
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"),
+    ("rows", "message"),
     [
         ({"rgb": torch.zeros(4, 3)}, r"rgb .*\(4, 3\).* 5"),
         ({"rgb": torch.tensor(1.0)}, r"rgb .*\(\).* 5"),
@@ -96,10 +96,10 @@ def test_rows_cannot_be_written_to():
         ({"dtype": torch.float32}, "dtype .*numbers"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_by_name(rows, words):
-    with pytest.raises((ValueError, TypeError), match=words):
+def test_rows_that_do_not_fit_are_refused_by_name(rows, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         gl.Cloud.of(points(5), **rows)
-    with pytest.raises((ValueError, TypeError), match=words):
+    with pytest.raises((ValueError, TypeError), match=message):
         recording(5, **rows)
 
 

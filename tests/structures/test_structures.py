@@ -30,8 +30,8 @@ def cloud(*sizes: int, dim: int = 3, seed: int = 0) -> gl.Cloud:
 
 
 def edges_of(*sizes: int) -> gl.Edges:
-    made = cloud(*sizes)
-    return gl.nearest(made, made, 3)
+    points = cloud(*sizes)
+    return gl.nearest(points, points, 3)
 
 
 def run(code: str, **env: str) -> str:
@@ -137,9 +137,9 @@ def test_coordinates_must_be_single_or_double(dtype):
 def test_points_that_are_not_finite_are_named_by_example_and_row():
     x = torch.rand(10, 3)
     x[7, 2] = torch.nan
-    made = gl.Cloud(x, torch.tensor([0, 4, 10]))
+    points = gl.Cloud(x, torch.tensor([0, 4, 10]))
     with pytest.raises(ValueError, match=r"here: 1 points.* finite.* row 3 of example 1"):
-        made.check("here")
+        points.check("here")
 
 
 def test_huge_points_are_finite_although_their_sum_is_not():
@@ -147,16 +147,16 @@ def test_huge_points_are_finite_although_their_sum_is_not():
 
 
 def test_a_check_is_made_once():
-    made = cloud(5)
-    made.check()
-    made.coords[0] = torch.nan
-    made.check()
+    points = cloud(5)
+    points.check()
+    points.coords[0] = torch.nan
+    points.check()
 
 
 def test_an_empty_cloud_is_a_cloud():
-    made = gl.Cloud.of(torch.zeros(0, 3))
-    made.check()
-    assert (len(made), made.num_examples) == (0, 1)
+    points = gl.Cloud.of(torch.zeros(0, 3))
+    points.check()
+    assert (len(points), points.num_examples) == (0, 1)
     none = gl.Cloud(torch.zeros(0, 3), torch.tensor([0]))
     assert (len(none), none.num_examples, none.example.tolist()) == (0, 0, [])
 
@@ -308,26 +308,26 @@ def assert_same(a: gl.Geometry, b: gl.Geometry) -> None:
 
 
 def test_a_geometry_moves_as_structures_do_and_an_empty_one_is_nowhere():
-    made = geometry(20)
-    assert made.cpu().device == torch.device("cpu")
-    assert_same(made.cpu(), made)
+    example = geometry(20)
+    assert example.cpu().device == torch.device("cpu")
+    assert_same(example.cpu(), example)
     with pytest.raises(ValueError, match="geometry is empty"):
         _ = gl.Geometry({}).device
 
 
 def test_a_geometry_is_a_mapping_that_knows_its_names():
-    made = geometry(20)
-    assert list(made) == ["X0", "N00", "X1", "N01", "N10"]
-    assert len(made) == 5
+    example = geometry(20)
+    assert list(example) == ["X0", "N00", "X1", "N01", "N10"]
+    assert len(example) == 5
     with pytest.raises(KeyError, match="'X7'"):
-        made["X7"]
+        example["X7"]
 
 
 def test_moving_takes_every_tensor_along():
-    made = geometry(20, 10).to("meta")
-    assert {v.device.type for v in made.values()} == {"meta"}
-    assert made["X1"].parent_index.device.type == "meta"
-    assert made["N01"].num_source == 30
+    example = geometry(20, 10).to("meta")
+    assert {v.device.type for v in example.values()} == {"meta"}
+    assert example["X1"].parent_index.device.type == "meta"
+    assert example["N01"].num_source == 30
     here = geometry(20)["X0"]
     assert here.to("cpu") is here
     assert here.cpu() is here
@@ -335,26 +335,26 @@ def test_moving_takes_every_tensor_along():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a CUDA device")
 def test_pinned_memory_and_the_gpu():
-    made = geometry(20, 10)
-    pinned = made.pin_memory()
+    example = geometry(20, 10)
+    pinned = example.pin_memory()
     assert all(v.splits.is_pinned() for v in pinned.values())
-    assert_same(pinned.to("cuda", non_blocking=True).to("cpu"), made)
+    assert_same(pinned.to("cuda", non_blocking=True).to("cpu"), example)
 
 
 def test_pinning_asks_every_tensor(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: asked.append(t.shape) or t.clone())
-    made = geometry(20, 10)
-    assert_same(made.pin_memory(), made)
-    tensors = [v for s in made.values() for k, v in vars(s).items() if isinstance(v, torch.Tensor)]
+    example = geometry(20, 10)
+    assert_same(example.pin_memory(), example)
+    tensors = [v for s in example.values() for k, v in vars(s).items() if isinstance(v, torch.Tensor)]
     assert len(asked) == len(tensors)
 
 
 def test_pickling_keeps_values_and_drops_what_is_derived():
-    made = geometry(20, 10)
-    made["N01"].transpose()
-    back = pickle.loads(pickle.dumps(made))
-    assert_same(back, made)
+    example = geometry(20, 10)
+    example["N01"].transpose()
+    back = pickle.loads(pickle.dumps(example))
+    assert_same(back, example)
     assert "_kept" not in vars(back["N01"])
 
 
@@ -366,9 +366,9 @@ def test_structures_are_frozen():
 
 
 def test_a_value_is_derived_once():
-    made, calls = cloud(5), []
-    assert made.cached("thing", lambda: calls.append(1) or 7) == 7
-    assert made.cached("thing", lambda: calls.append(1) or 8) == 7
+    points, calls = cloud(5), []
+    assert points.cached("thing", lambda: calls.append(1) or 7) == 7
+    assert points.cached("thing", lambda: calls.append(1) or 8) == 7
     assert calls == [1]
 
 
@@ -509,11 +509,11 @@ class _Mapped(torch.utils.data.Dataset):
 
 
 def test_a_backend_that_was_asked_for_never_falls_back(monkeypatch):
-    made = cloud(5)
+    points = cloud(5)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with gl.use_backend("gpu"), pytest.raises(ValueError, match=r"\.to\('cuda'\)"):
-        gl.nearest(made, made, 2)
-    far = made.to("meta")
+        gl.nearest(points, points, 2)
+    far = points.to("meta")
     with gl.use_backend("cpu"), pytest.raises(ValueError, match=r"\.to\('cpu'\)"):
         gl.nearest(far, far, 2)
     with pytest.raises(ValueError, match="'meta'"):
@@ -549,23 +549,23 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device", device)
     for index in (0, 1):
-        found = backends.implementation("gridless.geometry.ball", torch.device("cuda", index))
-        assert found.where(1, a=2) == (index, (1,), {"a": 2})
-        assert found.LIMIT == 7
+        backend = backends.implementation("gridless.geometry.ball", torch.device("cuda", index))
+        assert backend.where(1, a=2) == (index, (1,), {"a": 2})
+        assert backend.LIMIT == 7
         assert current == [0]
 
 
 @pytest.mark.parametrize(
-    ("missing", "error", "words"), [("triton.language", ImportError, "Triton"), ("numba", None, "numba")]
+    ("missing", "error", "message"), [("triton.language", ImportError, "Triton"), ("numba", None, "numba")]
 )
-def test_a_gpu_without_triton_is_told_what_to_do(monkeypatch, missing, error, words):
+def test_a_gpu_without_triton_is_told_what_to_do(monkeypatch, missing, error, message):
     from gridless import backends
 
     def absent(name):
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
     monkeypatch.setattr(backends, "import_module", absent)
-    with pytest.raises(error or ModuleNotFoundError, match=words) as raised:
+    with pytest.raises(error or ModuleNotFoundError, match=message) as raised:
         backends.load("gridless.geometry.missing", "gpu")
     assert error is None or raised.type is error
 
@@ -786,7 +786,7 @@ def test_rows_of_examples_of_one_point_keep_their_shape():
 def test_clouds_stay_where_their_tensors_are_whatever_the_default_device_is():
     x, boxes = torch.rand(6, 3), np.random.rand(2, 3, 3).astype(np.float32)
     with torch.device("meta"):
-        found = gl.Cloud.of(x, rgb=x.numpy()), gl.Cloud.of(boxes), gl.Cloud.of([*x])
-        sampled = gl.farthest_sample(found[1], [1, 2])
-    assert [one.device.type for one in found] == ["cpu"] * 3
+        clouds = gl.Cloud.of(x, rgb=x.numpy()), gl.Cloud.of(boxes), gl.Cloud.of([*x])
+        sampled = gl.farthest_sample(clouds[1], [1, 2])
+    assert [one.device.type for one in clouds] == ["cpu"] * 3
     assert sampled.splits.tolist() == [0, 1, 3]

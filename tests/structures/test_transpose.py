@@ -92,7 +92,7 @@ def test_a_graph_that_is_compiled_first_has_it_too():
     compiled = torch.compile(lambda edges: transposed(edges)[0] * 2, fullgraph=True, backend="aot_eager")
     assert compiled(edges).tolist() == [0, 0, 4, 6, 6]
     assert not edges.keeps("transpose")
-    # What follows it in the graph is made for these shapes.
+    # The rest of the graph is made for these shapes.
     splits, target = _traced_transpose(edges.splits.to("meta"), edges.source.to("meta"), 4, 0)
     assert (splits.shape, splits.dtype) == ((5,), torch.int64)
     assert (target.shape, target.dtype) == ((3,), torch.int32)

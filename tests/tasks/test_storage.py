@@ -100,7 +100,7 @@ def test_large_folders_are_packed_and_small_ones_read(recordings: Path, monkeypa
     assert not (recordings / ".gridless").exists()
     monkeypatch.setattr(storage, "PACKED_ABOVE", 1000)
     assert isinstance(loaded(recipe, recordings, "auto")[0], PackedSet)
-    # What the network knows of the sensor makes no other pack; one that is too small for the files is refused.
+    # The sensor of the network does not change the pack; a sensor that is too small for the files is refused.
     loaded(load_recipe("own-recordings", {"model__sensor": [34, 34]}), recordings, "auto")
     assert len(list((recordings / ".gridless").glob("pack-*"))) == 1
     with pytest.raises(ValueError, match="32 x 15"):
@@ -152,9 +152,9 @@ def test_a_folder_where_nothing_can_be_written_is_named(recordings: Path, tmp_pa
 def test_the_command_line_trains_the_same_weights_from_disk(scans: Path, tmp_path: Path, capsys):
     (recipe := tmp_path / "r.yaml").write_text(json.dumps(scan_recipe().to_dict()))
     small = ["--set", "model.width=8", "--set", "model.levels=1", "--epochs", "2", "--set", "batch_size=6"]
-    words = ["train", str(recipe), "--data", str(scans), "--device", "cpu", *small]
+    command = ["train", str(recipe), "--data", str(scans), "--device", "cpu", *small]
     for keep in ("memory", "disk"):
-        assert main([*words, "--keep", keep, "--out", str(tmp_path / keep), "--cache", str(tmp_path / "packs")]) == 0
+        assert main([*command, "--keep", keep, "--out", str(tmp_path / keep), "--cache", str(tmp_path / "packs")]) == 0
         assert (f"kept on disk, {tmp_path / 'packs'}" in capsys.readouterr().err) == (keep == "disk")
     a, b = (gl.load(tmp_path / keep / "weights").state_dict() for keep in ("memory", "disk"))
     assert all(torch.equal(a[name], b[name]) for name in a)

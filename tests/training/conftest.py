@@ -30,7 +30,7 @@ def one_thread():
     """A single thread, for networks so small that several wait for each other, and beside processes with one."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    # Where the CPU has no bfloat16, torch's first product of it turns oneDNN off for the rest of the process, and other
+    # If the CPU has no bfloat16, torch's first product of it turns oneDNN off for the rest of the process, and other
     # products round differently.
     with torch.backends.mkldnn.flags(enabled=True):
         yield

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 
 class Killed(Exception):
-    """What ends a run in these tests."""
+    """Ends a run in these tests."""
 
 
 class KillAfter:

@@ -92,12 +92,12 @@ def some_kills(chance: random.Random) -> list[tuple[int, ...]]:
 
 def reachable(kills: tuple[int, ...], every: int | None) -> tuple[int, ...]:
     """Those kills that a run meets: none lies before the checkpoint from which it goes on."""
-    done, found = 0, []
+    done, reached_kills = 0, []
     for kill in kills:
         if kill >= done:
-            found.append(kill)
+            reached_kills.append(kill)
             done = max(done, kill // (every or 30) * (every or 30))
-    return tuple(found)
+    return tuple(reached_kills)
 
 
 @pytest.mark.slow
@@ -157,8 +157,8 @@ if __name__ == "__main__":
 def test_a_process_that_is_killed_twice_ends_the_same(tmp_path):
     recipe, _, _ = settings_of(SETTINGS[3])
     for name, kills in (("whole", [-1]), ("cut", [4, 8, -1])):
-        words = {"recipe": json.dumps(recipe.to_dict()), "out": str(tmp_path / name)}
-        script = SCRIPT.format(tests=str(Path(__file__).parent), **words)
+        settings = {"recipe": json.dumps(recipe.to_dict()), "out": str(tmp_path / name)}
+        script = SCRIPT.format(tests=str(Path(__file__).parent), **settings)
         for kill in kills:
             done = subprocess.run(
                 [sys.executable, "-c", script, str(kill)], capture_output=True, text=True, timeout=200

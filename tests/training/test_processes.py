@@ -95,9 +95,9 @@ def results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-def in_two_processes(script: str, folder: Path, **words: str) -> None:
+def in_two_processes(script: str, folder: Path, **settings: str) -> None:
     folder.mkdir()
-    (folder / "script.py").write_text(script.format(out=str(folder), **words))
+    (folder / "script.py").write_text(script.format(out=str(folder), **settings))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(folder / "script.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
@@ -162,13 +162,13 @@ def test_lightnings_ddp_as_it_is_reads_files_of_unequal_sizes(tmp_path):
     assert len(files) == 5
     assert len({file.stat().st_size for file in files}) == 5
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    for rank, found in enumerate(ranks):
+    for rank, result in enumerate(ranks):
         sampler = DistributedSampler(range(23), 2, rank, shuffle=True)
         for epoch in range(2):
             sampler.set_epoch(epoch)
-            assert [i for at, part in found["seen"] for i in part if at == epoch] == list(sampler)
+            assert [i for at, part in result["seen"] for i in part if at == epoch] == list(sampler)
     # Twelve for each process: one example of 23 is seen twice.
-    seen = [i for found in ranks for at, part in found["seen"] for i in part if at == 0]
+    seen = [i for result in ranks for at, part in result["seen"] for i in part if at == 0]
     assert set(seen) == set(range(23))
     assert len(seen) == 24
     assert ranks[0]["weights"] == ranks[1]["weights"]

@@ -30,11 +30,11 @@ def transforms(module, kind) -> list[type]:
 )
 def test_every_transform_describes_itself(transform):
     assert "describe" in vars(transform)
-    words = {"names": "sort", "steps": ()}
+    special = {"names": "sort", "steps": ()}
     needed = [p.name for p in inspect.signature(transform).parameters.values() if p.default is p.empty]
     described = transform(
         *[
-            words.get(name, 0.5 if name in ("least", "most") and transform.__name__ != "ThinTo" else 1)
+            special.get(name, 0.5 if name in ("least", "most") and transform.__name__ != "ThinTo" else 1)
             for name in needed
         ]
     ).describe()
@@ -78,7 +78,7 @@ def test_a_small_gap_is_not_named():
     ],
 )
 def test_a_large_gap_is_named_with_its_likely_reason(figures, steps, sessions, reason):
-    words = gap(history(*figures), steps, sessions)
-    assert words is not None
-    assert reason in words
-    assert f"{figures[-1][0]:.1%} in training and {figures[-1][1]:.1%}" in words
+    advice = gap(history(*figures), steps, sessions)
+    assert advice is not None
+    assert reason in advice
+    assert f"{figures[-1][0]:.1%} in training and {figures[-1][1]:.1%}" in advice
