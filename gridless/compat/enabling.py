@@ -49,7 +49,7 @@ def enable(*names: str, force: Collection[str] = ()) -> tuple[str, ...]:
 
 
 def disable() -> None:
-    """Undoes `enable`: later imports find installed packages only. What was imported stays with its importer."""
+    """Undoes `enable`: later imports find installed packages only. Names imported before stay."""
     while _installed:
         sys.meta_path.remove(_installed.pop())
     for name, module in list(sys.modules.items()):

@@ -4,8 +4,8 @@ A list holds its points plane by plane: one run of floats for each dimension and
 It is padded with NaN to a whole number of vectors, which no comparison lets through. Kernels pass raw addresses.
 
 The intrinsics emit LLVM vectors, which every CPU has in some width; Numba itself does not vectorise loops that keep
-some elements and drop others. Where the target has AVX-512 the kept lanes are compressed in one instruction, elsewhere
-they are found one by one in the mask. Both give the same lists. Nothing here lets LLVM fuse or reorder arithmetic.
+some elements and drop others. AVX-512 compresses the selected lanes in one instruction; other targets visit them one by
+one. Both give the same lists. Nothing here lets LLVM fuse or reorder arithmetic.
 """
 
 from __future__ import annotations

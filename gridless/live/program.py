@@ -138,7 +138,7 @@ UNLIMITED = 10**6
 
 
 def _table(lines: list[tuple[str, ...]], width: int) -> str:
-    """Lines in columns. Where these are too wide, the numbers of a line follow it, with the names of their columns."""
+    """Lines in columns. If these are too wide, the numbers of a line follow it, with their column names."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     if sum(widths) + 2 * (len(widths) - 1) <= width:
         first = [line[0].ljust(widths[0]) for line in lines]

@@ -143,7 +143,7 @@ def _frame(frame: Any) -> Held:
 
 
 def _pyg(data: Any) -> Held:
-    """`pos`, and all that belongs to nodes; `x` is called features, `y` label. What belongs to graphs stays behind."""
+    """`pos`, and all that belongs to nodes; `x` is called features, `y` label. Attributes of graphs are left out."""
     if getattr(data, "pos", None) is None:
         raise ValueError("Cloud.of: this PyG Data has no points. Set data.pos, (N, D).")
     keys = [*map(str, data.keys())]

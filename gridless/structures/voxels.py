@@ -35,5 +35,5 @@ class Voxels(Cloud):
 
     @property
     def sites(self) -> Tensor:
-        """(S, 1 + D) int64: the number of the example, then that of the cell; cached. What searches take."""
+        """Input of searches, (S, 1 + D) int64: the number of the example, then the cell; cached."""
         return self.cached("sites", lambda: torch.cat([self.example[:, None], self.cell], 1))

@@ -3,8 +3,8 @@
 Write `from gridless.compat.torch_scatter import scatter_mean`, or call `gl.compat.enable()` before
 `import torch_scatter`. All dtypes of torch_scatter, CPU and GPU, gradients, `out=`, `dim_size=`, TorchScript.
 
-Three things differ, each for the better. Results have the same bits in every run, also on a GPU. Of equal values the
-first one is the minimum or maximum. The gradient of `scatter_mul` is right where factors are 0.
+Three differences: results have the same bits in every run, also on a GPU; the minimum or maximum of equal values is the
+first; the gradient of `scatter_mul` is also correct for factors of 0.
 """
 
 from gridless.compat.torch_scatter.composite import (

@@ -20,8 +20,8 @@ def rejection_sample(
     (distance <= radius, inclusive, rounded as in `ball`), and then no edges are made. Both give the same samples:
     `rejection_sample(cloud, ball(cloud, cloud, r)) == rejection_sample(cloud, radius=r)`, index for index.
 
-    No two samples are neighbours, and every point is a sample or a neighbour of one. Where edges go one way only, as
-    some of `nearest` do, a sample may have an earlier one as its neighbour.
+    No two samples are neighbours, and every point is a sample or a neighbour of one. With one-way edges, such as
+    some of `nearest`, a sample may have an earlier one as its neighbour.
 
     A backend's `sample(cloud, near, radius, distance)` gets a checked cloud and either edges or a radius rounded to the
     dtype.

@@ -22,8 +22,8 @@ class _Column(NamedTuple):
 class Keys:
     """Numbers sites (S, 1 + D) int64 so that a < b in lexicographic order means key(a) < key(b).
 
-    Keys count within the box of the given sites. Where that has more cells than int64, columns or prefixes are
-    replaced by their ranks among the given sites.
+    Keys count within the box of the given sites. If the box has more cells than int64, columns or prefixes are replaced
+    by their ranks among the given sites.
     """
 
     def __init__(self, sites: Tensor, low: list[int], high: list[int]) -> None:

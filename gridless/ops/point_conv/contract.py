@@ -16,10 +16,10 @@ CoordGradients = tuple[Tensor | None, Tensor | None]
 
 @dataclass(eq=False)
 class Neighbours:
-    """Who sees whom, both ways, and what turns a pair into edge values n_m. Contiguous, and on one device.
+    """Edges in both directions, with the coordinates that give edge values n_m. Contiguous, and on one device.
 
-    Row i of `splits` lists the sources of target i, row j of `back_splits` the targets of source j; these two are None
-    where no gradient needs them.
+    Row i of `splits` lists the sources of target i, row j of `back_splits` the targets of source j. `back_splits` and
+    `back_source` are None if no gradient needs them.
     """
 
     splits: Tensor  # (S' + 1)

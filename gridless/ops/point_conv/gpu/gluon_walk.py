@@ -20,8 +20,8 @@ copy_async = getattr(async_copy, "async_load", None) or async_copy.async_copy_gl
 
 @gluon.constexpr_function
 def strip_layout(bits):
-    """64 rows and 16 channels: a row and 8 channels to a lane of four warps, as the lanes of a row make the values of
-    its edges each for itself. What a warp writes to shared memory at a time meets each bank once."""
+    """64 rows and 16 channels: each lane of four warps has a row and 8 channels, because each lane of a row computes
+    the values of its edges itself. One write of a warp to shared memory meets each bank once."""
     registers, lane = ([[0, 1], [0, 2], [0, 4]], [0, 8]) if bits == 16 else ([[0, 1], [0, 2], [0, 8]], [0, 4])
     lanes = [[1, 0], [2, 0], [4, 0], [8, 0], lane]
     return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, 16])

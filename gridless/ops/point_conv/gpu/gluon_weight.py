@@ -56,8 +56,8 @@ def _walker(
     WHICH: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr,
     SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: B of one tile of every pair, into shared memory as soon as there is room. What following tiles begin
-    with is on its way while one is walked."""
+    """Four warps: B of one tile of every pair, into shared memory as soon as there is room. The first loads of the next
+    tiles are in flight meanwhile."""
     TYPE: gl.constexpr = GRAD.dtype.element_ty
     TILE: gl.constexpr = strip_layout(TYPE.primitive_bitwidth)
     grad = GRAD + strip * 16

@@ -54,8 +54,8 @@ def _walker(
     C: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
     FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: sums of one tile of every pair, strip after strip, into shared memory as soon as there is room. What
-    the next strip, or tile, begins with is on its way while one is walked."""
+    """Four warps: sums of one tile of every pair, strip after strip, into shared memory as soon as there is room. The
+    first loads of the next strip or tile are in flight meanwhile."""
     TYPE: gl.constexpr = F.dtype.element_ty
     TILE: gl.constexpr = strip_layout(16)
     STRIPS: gl.constexpr = C // 16

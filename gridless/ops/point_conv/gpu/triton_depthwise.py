@@ -19,8 +19,8 @@ def depthwise_kernel(
     """OUT (rows, C) = the sum over terms BASE to BASE + M of (N(m) F) theta(m), and the bias; J strips of L channels.
 
     With FLIP the rows are sources, F (S', C) is the gradient of the result, and OUT that of the features, which are
-    OTHER; otherwise OTHER is the bias. PARTS (programs, TERMS, C): each program's share of the weight's gradient. What
-    earlier terms gave is in OUT. TOTAL is that of `gather_kernel`.
+    OTHER; otherwise OTHER is the bias. PARTS (programs, TERMS, C): each program's share of the weight's gradient. OUT
+    already holds the sum over earlier terms. TOTAL is that of `gather_kernel`.
     """
     MINE: tl.constexpr = NORMALISE and not FLIP
     scale = edge_scale(high, low, ROW_X)
