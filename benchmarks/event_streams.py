@@ -2,8 +2,8 @@
 
 The simulation imitates CIFAR10-DVS: a random picture with a 1/f spectrum moves along a closed path in front of 128 x
 128 pixels for 1.3 seconds; every millisecond a pixel whose logarithmic brightness has changed by more than a threshold
-since its last event fires, at a random time within that millisecond. Of each stream the first events are kept. They
-fire 0.22, 0.05, 0.01 and 0.002 events per input event on the first levels of the CIFAR10-DVS network.
+since its last event fires, at a random time within that millisecond. Streams are cut to their first events. They fire
+0.22, 0.05, 0.01 and 0.002 events per input event on the first levels of the CIFAR10-DVS network.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/ship.py runs/plus/weights modelnet40-plus --data DIR --fact 'test={"accuracy": 0.92}' ...
 
-Kernels are stored with 16 bits, unless that changes what is predicted for the examples that are tried (`--examples`, of
-the training part). What one example costs is counted on them, too. Facts for the card (`held_out`, `test`) are JSON;
-those that were saved with the weights are kept. The log of the run goes along. Then run page.py and readme.py here.
+Kernels are stored with 16 bits, unless that changes predictions for some training examples (`--examples`). The cost of
+one example is counted on them, too. Facts for the card (`held_out`, `test`) are JSON, and are added to those saved with
+the weights. The log of the run is copied. Then run page.py and readme.py here.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Trains on three quarters of the training clouds and prints the accuracy on every fourth cloud of each class; nothing is
 chosen on test clouds. The official test part has another mix of classes (100 of the frequent ones and 20 of the rare,
-where training has 889 to 64): `as test` weighs classes as it does. What a network makes of each held-out cloud is kept
-beside its log. `VARIANTS` are the recipes, each a base and its changes; NAME@2 is one with the seed 2. On a GPU,
+where training has 889 to 64): `as test` weighs classes as it does. Predictions for each held-out cloud are stored
+beside the log. `VARIANTS` are the recipes, each a base and its changes; NAME@2 is one with the seed 2. On a GPU,
 processes share it through MPS where that daemon can be started; without it they take turns.
 """
 

@@ -60,7 +60,7 @@ class Guards:
         return engine
 
     def arm(self, engine: Engine) -> None:
-        """Fill the zones. What is forgotten with the stream's memory is 0 there, until it is filled again."""
+        """Fill the zones. Values that a reset clears are 0, until they are filled again."""
         for zone in self.zones:
             zone[:] = canary(zone)
 

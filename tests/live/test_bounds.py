@@ -62,8 +62,8 @@ def examine(monkeypatch, model, count, seed, cuts):
     engine = guards.engine(model, blocks(model))
     answers, levels = run(engine, events, cuts, guards.check)
     exact = copy.deepcopy(model).double()
-    # Of 752 networks the worst is off by 1.2e-5 in a level and by 5.5e-5 in a logit, torch's float32 by as much: many
-    # events at few pixels are summed up, and a logit may be a small difference of large numbers.
+    # The worst of 752 networks is off by 1.2e-5 in a level and by 5.5e-5 in a logit, like torch's float32: many events
+    # at few pixels are summed, and a logit may be a small difference of large numbers.
     for mine, expected in zip(levels, batch(exact, events)[1], strict=True):
         assert_close(mine, expected, 5e-5)
     assert_close(answers, run(Session(exact, blocks(exact)), events, [])[0], 2e-4)

@@ -105,7 +105,7 @@ def in_two_processes(script: str, folder: Path, **settings: str) -> None:
 
 
 def gradients(recipe, rank: int = 0, world: int = 1) -> dict[str, torch.Tensor]:
-    """Of the first batch, in float64."""
+    """Gradients of the first batch, in float64."""
     model, clouds = recipe.make_model().double(), shapes(40)
     if world > 1:
         synchronise(model)
