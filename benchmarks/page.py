@@ -574,7 +574,8 @@ One card for each of the weights that come with the package. `gl.load(NAME)` loa
 beside the weights, the training log in the CSV file. Cards are made by `python benchmarks/page.py`.
 
 *Official test* is the official test split, which was not available during development. *Held out* is the same recipe on
-training examples that it did not see; the shipped weights may have seen them.
+training examples that it did not see; the shipped weights may have seen them. *mIoU* is the mean intersection over
+union of parts ([how](data.md#cloud-data-sets)). *Multiply-adds* are those of a forward pass.
 """
 CARDS_NEXT = """Next: [Fine-tuning](tutorials/fine-tuning.md), or [Reproduction](reproduction.md).
 """

@@ -325,19 +325,27 @@ def operator(r: Results) -> str:
     keys = [f"{what}, {how}" for what in ("forward", "both") for how in ("eager ms", "captured ms", "MiB")]
     rows = [[row["method"], row["precision"], *(row.get(key) for key in keys)] for row in r["table2"]["rows"]]
     caption = (
-        "8 clouds of 4,096 points, 9 neighbours, 64 to 64 channels. *Both*: forward and backward, with gradients\n"
+        "8 clouds of 4,096 points, 9 neighbours, 64 to 64 channels. *Both*: forward and backward pass, with "
+        "gradients of features and weights."
     )
-    caption += "of features and weights."
     return f"## Table 2\n\n{caption}\n\n{table(['method', 'precision', *keys], rows)}"
 
 
 def epochs(r: Results) -> str:
     if "table3" not in r:
         return ""
-    rows = [[row["network"], row["batch"], row["part"], row["points"], row.get("seconds_per_epoch", row.get("error")),
-             row.get("peak_mib"), row.get("precompute_seconds")] for row in r["table3"]["rows"]]  # fmt: skip
+    rows = []
+    for row in r["table3"]["rows"]:
+        geometry = "" if row["part"] == "peers" else row["part"]
+        seconds = row.get("seconds_per_epoch", row.get("error"))
+        cells = [row["network"], row["batch"], geometry, row["points"], seconds]
+        rows.append([*cells, row.get("peak_mib"), row.get("precompute_seconds")])
     columns = ["network", "batch", "geometry", "points", "s an epoch", "peak, MiB", "making the files, s"]
-    return f"## Table 3\n\nAn epoch has {r['table3']['examples']:,} clouds.\n\n{table(columns, rows)}"
+    caption = (
+        f"An epoch has {r['table3']['examples']:,} clouds. *Full*: 1,024 points. PointNet2 and PointCNN are PyG's "
+        "layers over our searches."
+    )
+    return f"## Table 3\n\n{caption}\n\n{table(columns, rows)}"
 
 
 def statistics(r: Results) -> str:
@@ -357,6 +365,9 @@ ABLATIONS = """# Ablations
 
 This page changes one design choice of the paper at a time, in its large network on ModelNet40. A choice is a setting of
 a recipe (`gridless train modelnet40-large --set model.order=1`) and of a network (`gl.nn.Choices`).
+
+Terms: *monomials* are products of powers of the coordinates; *kernel points* are bumps around fixed points. The
+*fall-off* weights a neighbour by its distance. *Normalised* weights of a neighbourhood add up to 1.
 
 | setting | values | the paper's |
 |---|---|---|
