@@ -45,17 +45,17 @@ def clean(
 
     A pack that is being written stays. Files that gridless did not write stay, too.
     """
-    found = list(caches([Path(), Path("cache")] if folders is None else folders))
-    total = sum(cache.size for cache in found)
+    all_caches = list(caches([Path(), Path("cache")] if folders is None else folders))
+    total = sum(cache.size for cache in all_caches)
     if as_json:
-        facts = [{"what": cache.what, "path": str(cache.path), "bytes": cache.size} for cache in found]
+        facts = [{"what": cache.what, "path": str(cache.path), "bytes": cache.size} for cache in all_caches]
         print(json.dumps({"caches": facts, "bytes": total, "removed": yes}))
     else:
-        for cache in found:
+        for cache in all_caches:
             print(f"{cache.size / 1e6:12,.1f} MB  {cache.what:<9} {shown(cache.path)}")
-        print(f"{total / 1e6:12,.1f} MB  in {len(found)} caches")
-    if found and (yes or (not as_json and _agrees())):
-        for cache in found:
+        print(f"{total / 1e6:12,.1f} MB  in {len(all_caches)} caches")
+    if all_caches and (yes or (not as_json and _agrees())):
+        for cache in all_caches:
             remove(cache)
 
 

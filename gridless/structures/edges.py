@@ -41,8 +41,8 @@ class Edges(Structure):
     def __post_init__(self) -> None:
         source = self.source
         if not isinstance(source, Tensor) or source.ndim != 1 or source.dtype not in (torch.int32, torch.int64):
-            found = f"{tuple(source.shape)} {source.dtype}" if isinstance(source, Tensor) else type(source).__name__
-            raise TypeError(f"Edges: source must be a 1-D int32 or int64 tensor, not {found}")
+            actual = f"{tuple(source.shape)} {source.dtype}" if isinstance(source, Tensor) else type(source).__name__
+            raise TypeError(f"Edges: source must be a 1-D int32 or int64 tensor, not {actual}")
         if len(source) > MAX_EDGES or self.num_source > MAX_EDGES:
             raise ValueError(
                 f"Edges: {len(source)} edges of {self.num_source} sources are more than {MAX_EDGES}. Use small batches."

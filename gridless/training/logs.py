@@ -78,14 +78,14 @@ class EpochBar:
     def epoch(self, entry: dict[str, float]) -> None:
         """Show the figures `entry` of an epoch that ended."""
         now, done = time.perf_counter(), int(entry["epoch"])
-        words = [f"{entry[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in entry]
-        words.append(f"{self.seen / (now - self.since):,.0f} examples/s")
+        parts = [f"{entry[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in entry]
+        parts.append(f"{self.seen / (now - self.since):,.0f} examples/s")
         self.seen, self.since = 0, now
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, words=", ".join(words))
+            self.bar.update(self.task, completed=done, words=", ".join(parts))
         elif now - self.drawn > EVERY or done == self.epochs:
             self.drawn = now
-            print(f"epoch {done}/{self.epochs}: {', '.join(words)}", file=sys.stderr, flush=True)
+            print(f"epoch {done}/{self.epochs}: {', '.join(parts)}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

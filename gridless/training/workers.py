@@ -57,8 +57,8 @@ class WorkerLoader(Loader):
 
     def _made(self, epoch: int, start: int, end: int | None = None) -> Iterator[Batch]:
         self._jobs[:] = [(epoch, *job) for job in self.jobs(epoch, start, end)]
-        for made in self._batches:
-            batch = made.to(self.device, non_blocking=True)
+        for cpu_batch in self._batches:
+            batch = cpu_batch.to(self.device, non_blocking=True)
             # Flags of checked structures are lost between processes, so mark them as trusted again.
             for value in batch.geometry.values():
                 value.trusted()

@@ -35,8 +35,8 @@ def read(file: File) -> Recording:
             raise file.error(f"its sensor is {size.tolist()}, not (width, height)")
         sensor = int(size[0]), int(size[1])
     # One alone holds all fields, or is refused by its shape.
-    found = next(iter(arrays.values())) if len(arrays) == 1 else arrays
-    return replace(recording_of(file, found, sensor), rows=rows)
+    content = next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    return replace(recording_of(file, content, sensor), rows=rows)
 
 
 def recording_of(
