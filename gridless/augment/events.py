@@ -30,9 +30,9 @@ class EventTransform(Settings):
 
     def __call__(self, events: Events, generator: Generator | Draws | None = None) -> Events:
         if not isinstance(events, Events):
-            raise TypeError(f"{type(self).__name__} takes Events, not {type(events).__name__}: use gl.Events.of(...)")
+            raise TypeError(f"{type(self).__name__} takes Events, not {type(events).__name__}. Use gl.Events.of(...).")
         if events.padding:
-            raise ValueError(f"{type(self).__name__}: events are augmented before they are padded")
+            raise ValueError(f"{type(self).__name__}: the events are padded. Augment first, then pad.")
         return self.apply(events, Draws.of(generator))
 
     def apply(self, events: Events, draws: Draws) -> Events:
@@ -108,7 +108,7 @@ class Zoom(EventTransform):
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high:
-            raise ValueError(f"Zoom: needs 0 < low <= high, not {self.low} and {self.high}")
+            raise ValueError(f"Zoom: low is {self.low}, high {self.high}. They must be 0 < low <= high.")
 
     def describe(self) -> str:
         return f"{self.low:g} to {self.high:g} times the size"
@@ -191,7 +191,7 @@ class StretchTime(EventTransform):
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high:
-            raise ValueError(f"StretchTime: needs 0 < low <= high, not {self.low} and {self.high}")
+            raise ValueError(f"StretchTime: low is {self.low}, high {self.high}. They must be 0 < low <= high.")
 
     def describe(self) -> str:
         return f"{1 / self.high:.3g} to {1 / self.low:.3g} times the speed"
@@ -210,7 +210,7 @@ class Thin(EventTransform):
 
     def __post_init__(self) -> None:
         if not 0 <= self.most < 1:
-            raise ValueError(f"Thin: the share must be at least 0 and below 1, not {self.most}")
+            raise ValueError(f"Thin: most must be at least 0 and below 1, not {self.most}")
 
     def describe(self) -> str:
         return f"up to {self.most:.0%} of the events left out"
@@ -231,7 +231,7 @@ class ThinTo(EventTransform):
 
     def __post_init__(self) -> None:
         if self.least < 1:
-            raise ValueError(f"ThinTo: at least 1 event must stay, not {self.least}")
+            raise ValueError(f"ThinTo: least must be at least 1, not {self.least}")
 
     def describe(self) -> str:
         return f"events left out, down to {self.least:,}"
@@ -266,7 +266,7 @@ class Stretch(EventTransform):
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high:
-            raise ValueError(f"Stretch: needs 0 < low <= high, not {self.low} and {self.high}")
+            raise ValueError(f"Stretch: low is {self.low}, high {self.high}. They must be 0 < low <= high.")
 
     def describe(self) -> str:
         return f"{self.low:g} to {self.high:g} times the width and the height"
@@ -309,7 +309,7 @@ class Erase(EventTransform):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.least <= self.most:
-            raise ValueError(f"Erase: needs 0 <= least <= most, not {self.least} and {self.most}")
+            raise ValueError(f"Erase: least is {self.least}, most {self.most}. They must be 0 <= least <= most.")
 
     def describe(self) -> str:
         return f"a rectangle of {self.least:g} to {self.most:g} times the sides left out"

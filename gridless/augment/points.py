@@ -35,19 +35,19 @@ class PointTransform(Settings):
     def __call__(self, points: Any, generator: Generator | Draws | None = None) -> Cloud | Tensor:
         cloud = points if isinstance(points, Cloud) else self._cloud(points)
         if cloud.padding:
-            raise ValueError(f"{type(self).__name__}: clouds are augmented before they are padded")
+            raise ValueError(f"{type(self).__name__}: the cloud is padded. Augment first, then pad.")
         result = self.apply(cloud, Draws.of(generator))
         return result if isinstance(points, Cloud) else result.coords
 
     def _cloud(self, points: Any) -> Cloud:
         shape = tuple(getattr(points, "shape", ()))
         if len(shape) != 2 or shape[1] > 3:
-            message = f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
+            message = f"{type(self).__name__} takes a Cloud or an (S, 1 to 3) array, not "
             if not shape:
-                raise TypeError(f"{message}{type(points).__name__}: a batch is gl.Cloud.of([...])")
+                raise TypeError(f"{message}{type(points).__name__}. For a batch use gl.Cloud.of([...]).")
             if len(shape) == 3:
-                raise ValueError(f"{message}{shape}: a batch is gl.Cloud.of(x)")
-            raise ValueError(f"{message}{shape}: what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])")
+                raise ValueError(f"{message}{shape}. For a batch use gl.Cloud.of(x).")
+            raise ValueError(f"{message}{shape}. For more values use gl.Cloud.of(x[:, :3], rgb=x[:, 3:]).")
         return Cloud.of(points)
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
@@ -135,7 +135,7 @@ def _scaled(cloud: Cloud, factor: Tensor) -> Cloud:
 
 def _need_3d(cloud: Cloud, what: PointTransform) -> None:
     if cloud.dim != 3:
-        raise ValueError(f"{type(what).__name__} turns points of 3 dimensions, not {cloud.dim}")
+        raise ValueError(f"{type(what).__name__} needs points of 3 dimensions, not {cloud.dim}")
 
 
 # Transforms that choose points.
@@ -294,7 +294,7 @@ class Scale(PointTransform):
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high <= FINITE:
-            raise ValueError(f"Scale: needs 0 < low <= high < 1e30, not {self.low} and {self.high}")
+            raise ValueError(f"Scale: low is {self.low}, high {self.high}. They must be 0 < low <= high < 1e30.")
 
     def describe(self) -> str:
         return f"{self.low:g} to {self.high:g} times the size{' along each axis' if self.each_axis else ''}"
@@ -334,7 +334,7 @@ class Mirror(PointTransform):
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         if self.axis >= cloud.dim:
-            raise ValueError(f"Mirror: points of {cloud.dim} coordinates have no axis {self.axis}")
+            raise ValueError(f"Mirror: points of {cloud.dim} dimensions have no axis {self.axis}")
         sign = torch.ones(cloud.num_examples, cloud.dim, dtype=cloud.coords.dtype, device=cloud.device)
         sign[:, self.axis] = torch.where(_uniform(cloud, draws, 0, 1) < self.probability, -1.0, 1.0).to(sign)
         return _scaled(cloud, sign)

@@ -45,7 +45,7 @@ class Keyed(Draws):
     def _numbers(self, batch: Ragged, shape: tuple[int, ...], each: str, uniform: bool = False) -> Tensor:
         """Bits, int32, or with `uniform` numbers from 0 to 1, float32."""
         if len(self.key) != batch.num_examples:
-            raise ValueError(f"Keyed: there are {len(self.key)} keys, but {batch.num_examples} examples")
+            raise ValueError(f"Keyed: {len(self.key)} keys for {batch.num_examples} examples. Give one key for each.")
         key, count, self.stream = self.key.to(batch.device), math.prod(shape), self.stream + 1
         begin = _wrap(0x3504F333 * self.stream)
         if each == "row" and backend_for(batch.device) == "gpu":

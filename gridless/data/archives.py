@@ -56,7 +56,7 @@ def read_archives(paths: Sequence[Path]) -> Archive:
     """One pack from the parts of a data set, several unpacked at a time."""
     parts = in_threads(_read, [(path,) for path in paths])
     if any(p.sensor != parts[0].sensor for p in parts):
-        raise ValueError(f"{paths[0]} and the packs beside it are of different sensors")
+        raise ValueError(f"{paths[0]} and the packs beside it have different sensors")
     ends = np.cumsum([0] + [p.offsets[-1] for p in parts])
     offsets = np.concatenate([[0], *(p.offsets[1:] + end for p, end in zip(parts, ends[:-1], strict=True))])
     x, y, t, p, label = (np.concatenate([getattr(q, name) for q in parts]) for name in ("x", "y", "t", "p", "label"))
@@ -75,7 +75,7 @@ def _read(path: Path) -> Archive:
     step, offsets = values["dt"].astype(np.int64), values["offsets"].astype(np.int64)
     long = step == 255
     if int(long.sum()) != len(values["dt_big"]) or offsets[0] != 0 or offsets[-1] != len(step):
-        raise FormatError(path, "not a pack of recordings: its parts do not fit each other")
+        raise FormatError(path, "not a pack of recordings: its arrays do not match")
     step[long] = values["dt_big"]
     time = np.cumsum(step)
     start = np.concatenate([[0], time])[offsets[:-1]]

@@ -41,7 +41,7 @@ class Examples(torch.utils.data.Dataset):
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
         if not -len(self) <= i < len(self):
-            raise IndexError(f"{type(self).__name__} has no example {i}: there are {len(self)}")
+            raise IndexError(f"{type(self).__name__} has no example {i}, only {len(self)} examples")
         i = int(i) % len(self)
         return self._transformed(self.example(i), i), int(self.labels[i])
 

@@ -50,7 +50,7 @@ def cached(
         write_whole(about, json.dumps(entry).encode())
     except OSError as error:
         warnings.warn(
-            f"{place} cannot be written ({error.strerror}), so the next start is as slow: pass cache=FOLDER",
+            f"{place} cannot be written ({error.strerror}): the next start will be slow, too. Pass cache=FOLDER.",
             stacklevel=4,
         )
     return clouds

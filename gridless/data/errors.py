@@ -10,7 +10,7 @@ from typing import Any
 def check_file(path: Path, kind: str = "CloudFolder") -> None:
     """Refuse what is no file: of a folder, `kind` is what reads it."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give a file in it, or all that it holds to gl.data.{kind}")
+        raise IsADirectoryError(f"{path} is a folder. Give one file, or read all files with gl.data.{kind}.")
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}")
 

@@ -209,7 +209,7 @@ def _finite(cloud: Cloud, path: Path) -> tuple[Cloud, int]:
     finite = is_finite(cloud)
     gaps = int((~finite).sum())
     if gaps == len(cloud):
-        raise ValueError(f"{path}: holds no points that are finite")
+        raise ValueError(f"{path}: no point is finite")
     return (cloud[finite] if gaps else cloud), gaps
 
 
@@ -227,7 +227,7 @@ def _warn_of_gaps(files: Mapping[Path, CloudFile]) -> None:
     gaps = {str(path): file.gaps for path, file in files.items() if file.gaps}
     if gaps:
         points = f"{sum(gaps.values())} points of {len(gaps)} files, such as {min(gaps)},"
-        warnings.warn(f"{points} are not finite: they are left out", stacklevel=4)
+        warnings.warn(f"{points} are not finite and are left out", stacklevel=4)
 
 
 def _values(files: Mapping[Path, CloudFile], root: Path, known: Sequence[int] | None) -> list[int]:
@@ -235,11 +235,11 @@ def _values(files: Mapping[Path, CloudFile], root: Path, known: Sequence[int] | 
     occurring = {label: path for path, file in files.items() for label in sorted(file.labels)}
     values = sorted(occurring if known is None else known)
     if not values:
-        raise ValueError(f"{root}: no point has a label: there are only -1 and those that are ignored")
+        raise ValueError(f"{root}: no point has a label other than -1 and the ignored ones")
     for label, path in occurring.items():
         if label not in values:
             listed = ", ".join(map(str, values))
-            raise ValueError(f"{path}: these weights know no points of the label {label}, only of {listed}")
+            raise ValueError(f"{path}: these weights do not know the label {label}, only {listed}")
     return values
 
 
@@ -322,7 +322,7 @@ class EventFolder(Examples):
         def read(path: Path) -> EventFile:
             events = self.read_file(path)
             if path in wanted and not len(events):
-                raise ValueError(f"{path}: there is no event in it: remove it")
+                raise ValueError(f"{path}: the recording has no events. Remove it.")
             return EventFile(events.sensor, events)
 
         paths = [self.listing.root / file for file in (self.listing.files if sensor is None else self.files)]

@@ -29,18 +29,18 @@ def frames(events: Events, count: int | None = None, duration: int | None = None
             the longest of them needs.
     """
     if count is not None and duration is not None:
-        raise ValueError("frames: give a count of frames or the duration of each, not both")
+        raise ValueError("frames: both count and duration are given. Give one of them.")
     since, span, example = _since(events, "frames")
     if duration is not None:
         duration = check_whole("frames", "duration", duration)
         at = since // duration
         count = int(at.max()) + 1 if len(at) else 1
         if count * events.sensor[0] * events.sensor[1] > MOST:
-            raise ValueError(f"frames: {count:,} frames of {duration:,} us are more than memory holds{_jump(events)}")
+            raise ValueError(f"frames: {count:,} frames of {duration:,} us do not fit in memory. {_jump(events)}")
     else:
         count = 1 if count is None else check_whole("frames", "count", count)
         if max(span.tolist(), default=0) * count >= 2**63:
-            raise ValueError(f"frames: {count:,} frames of so long a recording cannot be told apart{_jump(events)}")
+            raise ValueError(f"frames: {count:,} frames are too many for so long a recording. {_jump(events)}")
         # The last event is in the last frame.
         at = (since * count // span[example].clamp(min=1)).clamp(max=count - 1)
     return _counted(events, example * count + at, count)
@@ -95,7 +95,7 @@ def time_surface(events: Events, decay: float, at: int | None = None) -> Tensor:
 def _since(events: Events, what: str) -> tuple[Tensor, Tensor, Tensor]:
     """Microseconds of each event since the first of its recording, of each recording's last, and their recordings."""
     if not isinstance(events, Events):
-        raise TypeError(f"{what}: expected Events, not {type(events).__name__}: use gl.Events.of(array, sensor=...)")
+        raise TypeError(f"{what}: expected Events, not {type(events).__name__}. Use gl.Events.of(array, sensor=...).")
     end = len(events) - events.padding
     example, time = events.example[:end], events.time[:end]
     some = events.sizes > 0
@@ -111,8 +111,8 @@ def _jump(events: Events) -> str:
     row = int(step.argmax())
     recording = int(events.example[row])
     return (
-        f": no event comes for {int(step[row]):,} us after row {row - int(events.splits[recording])} of recording "
-        f"{recording}; if the clock jumped there, cut the recording in two"
+        f"No event follows for {int(step[row]):,} us after row {row - int(events.splits[recording])} of recording "
+        f"{recording}: if the clock jumped there, cut the recording in two."
     )
 
 

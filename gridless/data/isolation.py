@@ -47,7 +47,7 @@ def read_isolated(reader: Callable[..., T], path: str | Path, max_bytes: int | N
         try:
             answer, _ = process.communicate(request, timeout=seconds)
         except subprocess.TimeoutExpired:
-            raise FormatError(path, f"its reader did not come to an end in {seconds:.0f} seconds") from None
+            raise FormatError(path, f"its reader did not finish in {seconds:.0f} seconds") from None
         finally:
             # Killed and waited for, whatever happened: nothing is left behind.
             process.kill()
@@ -56,7 +56,7 @@ def read_isolated(reader: Callable[..., T], path: str | Path, max_bytes: int | N
         raise FormatError(path, f"its reader died: {_cause(process.returncode)}")
     kind, value = pickle.loads(answer)
     if kind == "memory":
-        raise FormatError(path, f"its reader needs more than {memory} bytes of memory: pass a larger max_bytes")
+        raise FormatError(path, f"its reader needs more than {memory} bytes of memory. Pass a larger max_bytes.")
     if kind == "error":
         raise value
     return value

@@ -54,10 +54,10 @@ def check_names(names: Any, where: str) -> None:
     for label, name in names.items():
         if not str(label).isdigit():
             raise ValueError(
-                f"{where}: {label!r} is no label, a whole number from 0 up. Write the label first: {{2: ground}}."
+                f"{where}: {label!r} is not a label, a whole number from 0. Write the label first: {{2: ground}}."
             )
         if not isinstance(name, str):
-            raise ValueError(f"{where}: {name!r} of the label {label} is no name. Give a word: {{{label}: ground}}.")
+            raise ValueError(f"{where}: {name!r} of the label {label} is not a name. Give a word: {{{label}: ground}}.")
 
 
 def ignored(ignore: int | Sequence[int]) -> list[int]:
@@ -74,13 +74,13 @@ def labels_of(cloud: Cloud, path: Path, name: str, ignore: Sequence[int]) -> Ten
     values = row(cloud, name, str(path))
     values = values[:, 0] if values.shape[1:] == (1,) else values
     if values.ndim != 1 or not bool((values == values.long()).all()):
-        raise ValueError(f"{path}: labels must be whole numbers from 0 up, one a point. {name!r} is something else.")
+        raise ValueError(f"{path}: {name!r} does not hold labels. Give one whole number from 0 for each point.")
     values = values.long()
     values = torch.where(torch.isin(values, torch.tensor(ignore, dtype=torch.int64)), -1, values)
     if bool((values < -1).any()):
         lowest = int(values.min())
         raise ValueError(
-            f"{path}: labels must be whole numbers from 0 up, or -1 for none: {name!r} has {lowest}. "
+            f"{path}: {name!r} has the label {lowest}, but labels are whole numbers from 0, or -1 for none. "
             f"Leave out such points (ignore: [{lowest}])."
         )
     return values

@@ -31,23 +31,23 @@ class Limits:
     def stored(self, what: str, count: int, size: int, rest: int, offset: int | None = None) -> None:
         """Refuse `count` records of `size` bytes that are stored as they are, where only `rest` bytes follow."""
         if count < 0:
-            raise FormatError(self.path, f"declares {count} {what}: a count cannot be negative", offset)
+            raise FormatError(self.path, f"declares {count} {what}, a negative number", offset)
         if count * size > rest:
             message = (
-                f"truncated, or a wrong count: declares {count} {what} of {size} bytes, but the {max(rest, 0)} bytes "
-                f"that follow hold {max(rest, 0) // size}"
+                f"truncated, or a wrong count: it declares {count} {what} of {size} bytes. The {max(rest, 0)} bytes "
+                f"that follow hold {max(rest, 0) // size}."
             )
             raise FormatError(self.path, message, offset)
 
     def unpacked(self, what: str, size: int, offset: int | None = None) -> None:
         """Count `size` bytes that `what` unpacks to, and refuse them where the file's total goes over the limit."""
         if size < 0:
-            raise FormatError(self.path, f"{what} declares {size} bytes: a size cannot be negative", offset)
+            raise FormatError(self.path, f"{what} declares {size} bytes, a negative size", offset)
         if size > self.left:
             before = f", after {self.max_bytes - self.left} bytes of other parts" if self.left < self.max_bytes else ""
             message = (
-                f"{what} unpacks to at least {size} bytes{before}, but the file may unpack to {self.max_bytes} in all: "
-                "pass a larger max_bytes if you trust the file"
+                f"{what} unpacks to at least {size} bytes{before}: over the file's limit of {self.max_bytes}. "
+                "If you trust the file, pass a larger max_bytes."
             )
             raise FormatError(self.path, message, offset)
         self.left -= size

@@ -190,7 +190,7 @@ class _Walk:
         """True at the first visit of a path."""
         real = Path(os.path.realpath(path)) if behind_link else self.real_folder / path.relative_to(self.folder)
         if behind_link and any(map(real.is_relative_to, self.real_apart)):
-            warnings.warn(f"{path} is a link to {real}, in another split: it is not followed", stacklevel=1)
+            warnings.warn(f"{path} is a link to {real} in another split and is not followed", stacklevel=1)
             return False
         before, was_behind_link = self.reached.setdefault(str(real), (path, behind_link))
         if before == path:
@@ -201,7 +201,7 @@ class _Walk:
             if was_behind_link:
                 raise ValueError(f"{message}. Remove one of the two links.")
             # One line for all callers: Python shows it once, though a run lists a folder several times.
-            warnings.warn(f"{message}: it is not followed", stacklevel=1)
+            warnings.warn(f"{message}. It is not followed.", stacklevel=1)
         return False
 
     def _class(self, path: Path) -> str | None:
@@ -235,7 +235,7 @@ def _classes(
         if name in classes:
             continue
         if known is not None:
-            raise ValueError(f"{entry.path}: these weights know no class {name!r}, only {', '.join(known)}")
+            raise ValueError(f"{entry.path}: these weights do not know the class {name!r}, only {', '.join(known)}")
         if entry.part != "fit":
             raise ValueError(f"{entry.path}: there is no class {name!r} in {places['fit']}")
         classes.append(name)
@@ -252,7 +252,7 @@ def _warn_of_empty_folders(places: dict[str, Path], classes: Sequence[str], othe
             continue
         if child in unreadable or not any(files for *_, files in os.walk(child)):
             # One line for all callers: Python shows it once, though a run lists a folder several times.
-            warnings.warn(f"{child} holds no file that can be read here: it is no class", stacklevel=1)
+            warnings.warn(f"{child} holds no readable file, so it is not a class", stacklevel=1)
 
 
 def _parts(

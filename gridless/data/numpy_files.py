@@ -31,7 +31,7 @@ def array_of(limits: Limits, data: bytes | memoryview, at: int = 0) -> np.ndarra
         raise FormatError(limits.path, f"not a NumPy array: {str(error)[:200]}", at) from None
     start, count = stream.tell(), math.prod(shape)
     if dtype.hasobject:
-        message = "holds Python objects, which are never unpickled: save plain numbers"
+        message = "holds Python objects, which gridless never unpickles. Save plain numbers."
         raise FormatError(limits.path, message, at)
     if any(n < 0 for n in shape) or dtype.itemsize == 0 or count * dtype.itemsize != len(data) - start:
         message = f"the header promises {shape} of {dtype}, but {len(data) - start} bytes follow"
@@ -50,7 +50,9 @@ def arrays_of(
             for name in chosen(members):
                 info, at = members[name], members[name].header_offset
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise FormatError(limits.path, f"{info.filename} is packed as NumPy never does", at)
+                    raise FormatError(
+                        limits.path, f"{info.filename} is compressed in a way that NumPy does not use", at
+                    )
                 limits.unpacked(info.filename, info.file_size, at)
                 # With a size: archive.read(info) unpacks all that is there, and only then finds that it is too much.
                 with archive.open(info) as member:
@@ -58,5 +60,5 @@ def arrays_of(
     except (FormatError, MemoryError):
         raise
     except Exception as error:
-        raise FormatError(limits.path, f"a broken archive: {str(error)[:200]}") from None
+        raise FormatError(limits.path, f"the archive is broken: {str(error)[:200]}") from None
     return arrays

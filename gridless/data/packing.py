@@ -186,7 +186,7 @@ class _Shard:
             arrays, meta = _arrays(dataset, i, example, label)
             if self.meta is not None and meta != self.meta:
                 raise ValueError(
-                    f"pack: example {i} is {meta}, and those before it are {self.meta}. Give examples of one kind."
+                    f"pack: example {i} is {meta}, the examples before are {self.meta}. Give examples of one kind."
                 )
             self.meta = meta
             for name, array in arrays.items():
@@ -240,7 +240,7 @@ def bits_of(sensor: Sequence[int]) -> tuple[int, int]:
     width, height = sensor
     bits = (width - 1).bit_length(), (height - 1).bit_length()
     if sum(bits) + 1 + TIME_BITS > 64:
-        raise ValueError(f"pack: a sensor of {width} x {height} pixels is too large for words of 64 bits.")
+        raise ValueError(f"pack: a sensor of {width} x {height} pixels is too large for 64-bit words")
     return bits
 
 
@@ -365,7 +365,7 @@ class Pack:
             names, count, self.about = index["shards"], int(index["items"]), dict(index["about"])
             self.class_names = [str(name) for name in index["class_names"]]
             if index["version"] != VERSION or any(Path(name).name != name for name in names) or not names:
-                raise ValueError("it is of another version, or was changed")
+                raise ValueError("it has another version, or was changed")
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"Pack: there is no complete pack in {self.path}. Make one with gl.data.pack."
@@ -394,7 +394,7 @@ class Pack:
             first, last = _range(shard.path)
             alike = _common(shard) == meta and shard.arrays.keys() == names and {*_PER_EXAMPLE} < names
             if first != end or not alike or len({shard.arrays[name][1][:1] for name in _PER_EXAMPLE}) > 1:
-                raise FormatError(shard.path, f"it does not go with the other shards. {_AGAIN}")
+                raise FormatError(shard.path, f"it does not belong to the other shards. {_AGAIN}")
             end = last
         if end != count:
             raise FormatError(self.path / INDEX, f"there are {end} of {count} items. {_AGAIN}")
@@ -436,7 +436,7 @@ class Pack:
     def __getitem__(self, i: int) -> tuple[Events | Cloud, Any]:
         """Example i and its label: a pack is a map-style data set."""
         if not -len(self) <= i < len(self):
-            raise IndexError(f"Pack: there is no example {i} of {len(self)}")
+            raise IndexError(f"Pack: there is no example {i}, only {len(self)} examples")
         i %= len(self)
         return self.read(torch.tensor([i])), self.labels[i]
 

@@ -173,14 +173,14 @@ class Precomputed(Dataset):
             # Errors of the data set begin otherwise.
             if not str(error).startswith("DataLoader worker (pid"):
                 raise
-            words = "most likely because memory ran out: start again with fewer (num_workers); the files that are"
-            raise RuntimeError(f"one of {num_workers} processes was killed, {words} complete stay") from error
+            remedy = "Memory probably ran out: start again with a smaller num_workers. Complete files are kept."
+            raise RuntimeError(f"one of {num_workers} processes was killed. {remedy}") from error
 
     def _open(self, files: Iterable[_File], verify: bool = False) -> None:
         for path, _, members in files:
             shard = Shard(path, self.key)
             if len(shard) != len(members):
-                raise FormatError(path, f"holds {len(shard)} examples, not {len(members)}: remove it")
+                raise FormatError(path, f"holds {len(shard)} examples, not {len(members)}. Remove it.")
             if verify:
                 shard.verify()
 
@@ -195,8 +195,8 @@ class Precomputed(Dataset):
                 for i, known in zip(members, Shard(path, self.key).origin):
                     if not _alike(known, _trace(work.raw(repeat, i))):
                         raise ValueError(
-                            f"Precomputed: {path} was made from another example {i} than the one that "
-                            f"{type(self.dataset).__name__} gives now: remove {self.folder}, or pass version='...'"
+                            f"Precomputed: {path} was made from another example {i} than {type(self.dataset).__name__} "
+                            f"has now. Remove {self.folder}, or pass version='...'."
                         )
                 advance(len(members))
 
@@ -205,8 +205,8 @@ class Precomputed(Dataset):
         done = sum(path.exists() for path, _, _ in self._files())
         raise OSError(
             number,
-            f"{full(OSError(number, ''))} while writing {self.folder}: {done} of {total} files are complete and stay; "
-            "make room and start again, it goes on from there",
+            f"{full(OSError(number, ''))} while writing {self.folder}: {done} of {total} files are complete. "
+            "Make room and start again: it continues from there.",
         )
 
     def __getstate__(self) -> dict:
@@ -367,7 +367,7 @@ def _words(step: Any) -> str:
     name = getattr(step, "__qualname__", "<")
     if "<" in name:
         raise ValueError(
-            f"Precomputed: {step!r} cannot be told from another like it in the next run: use a frozen dataclass or a "
-            "function of a module (and `version=` when it changes)"
+            f"Precomputed: {step!r} cannot be recognised in the next run. "
+            "Use a frozen dataclass or a function of a module (and `version=` when it changes)."
         )
     return f"{step.__module__}.{name}"

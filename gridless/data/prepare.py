@@ -78,7 +78,7 @@ def read_points(
                 return sample_mesh(file, points, normalise=False)
     cloud = read_cloud(file, topic=topic if is_bag(Path(file)) else None)
     if not len(cloud):
-        raise ValueError(f"{file}: holds no points")
+        raise ValueError(f"{file}: has no points")
     return cloud
 
 
@@ -107,7 +107,7 @@ def prepare(
     """The cloud of a file as networks see it: at most `points` points, turned, centred and scaled, the rows `kept`."""
     coords = cloud.coords
     if coords.shape[1] < 3 or not len(coords):
-        raise ValueError(f"{what}: expected points with three coordinates, found an array of {tuple(coords.shape)}")
+        raise ValueError(f"{what}: points must have three coordinates, not the shape {tuple(coords.shape)}")
     Cloud.of(coords[:, :3]).check(what)
     if points is not None and len(coords) > points:
         cloud = cloud[torch.randperm(len(coords), generator=torch.Generator().manual_seed(0), device="cpu")[:points]]
@@ -137,7 +137,7 @@ def row(cloud: Cloud, name: str, what: str) -> Tensor:
     if name in cloud.rows:
         return cloud.rows[name]
     if whole not in cloud.rows or not column.isdigit() or int(column) >= cloud.rows[whole][0:1].numel():
-        raise ValueError(f"{what}: its points have no {name!r}, only {', '.join(cloud.rows) or 'places'}")
+        raise ValueError(f"{what}: its points have no {name!r}, only {', '.join(cloud.rows) or 'coordinates'}")
     return cloud.rows[whole].flatten(1)[:, int(column)]
 
 
@@ -147,7 +147,7 @@ def _feature(cloud: Cloud, name: str, what: str, how: Preparation) -> Tensor:
     if name == "part":
         return values
     if values.is_floating_point() and not values.isfinite().all():
-        raise ValueError(f"{what}: points have {name!r} that is not finite: remove such points, or replace it")
+        raise ValueError(f"{what}: some {name!r} are not finite. Remove such points, or replace the values.")
     values, by = values[:, None] if values.ndim == 1 else values.flatten(1), scale(values.dtype)
     check_scales({name: {how.scales.get(name, by): "training", by: what}})
     values = values.float() / by
@@ -165,8 +165,8 @@ def check_scales(scales: Mapping[str, Mapping[int, str]]) -> None:
         if len(files) > 1:
             (a, first), (b, second) = list(files.items())[:2]
             raise ValueError(
-                f"{name!r} is divided by {a} in {first} and by {b} in {second}: whole numbers of one or two bytes "
-                "become 0 to 1, others stay as they are: bring the files to one type"
+                f"{name!r} has different types: it is divided by {a} in {first} and by {b} in {second}. "
+                "Convert the files to one type."
             )
 
 

@@ -52,7 +52,9 @@ def flatten(value: Any, prefix: str = "") -> tuple[Any, Flat]:
         value = torch.as_tensor(value)
     if isinstance(value, Tensor | int | float | bool | str | None):
         return "leaf", {prefix: value}
-    raise TypeError(f"examples of {type(value).__name__} cannot be stored: use tensors, numbers, structures and tuples")
+    raise TypeError(
+        f"examples of {type(value).__name__} cannot be stored. Use tensors, numbers, structures and tuples."
+    )
 
 
 def _join(flats: Any) -> Flat:
@@ -83,7 +85,9 @@ def write(path: Path, key: str, examples: Sequence[Any], origin: Sequence[Any]) 
     shape = flat[0][0]
     for number, (other, _) in enumerate(flat):
         if other != shape:
-            raise TypeError(f"{path}: example {number} has the parts {other}, the first {shape}. Give alike examples.")
+            raise TypeError(
+                f"{path}: example {number} has the parts {other}, the first {shape}. Give all the same parts."
+            )
     tensors: dict[str, Tensor] = {}
     plain: dict[str, list] = {}
     for name in flat[0][1]:
@@ -106,7 +110,7 @@ def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, Tensor]:
     for number, kind in enumerate(kinds):
         if kind != kinds[0]:
             remedy = "Give tensors of one type and number of dimensions."
-            raise TypeError(f"{path}: {name!r} of example {number} does not go with that of the first. {remedy}")
+            raise TypeError(f"{path}: {name!r} of example {number} differs from the first example's. {remedy}")
     if first.dtype == torch.complex128:
         raise TypeError(f"{path}: {name!r} is {first.dtype}, which cannot be stored. Convert it.")
     # Scalars are rows of one number.

@@ -38,8 +38,8 @@ def check_clouds(what: str, source: Cloud, target: Cloud) -> None:
             raise ValueError(f"{what}: source is on {source.device}, target on {target.device}. Move one by .to(...).")
         if source.num_examples != target.num_examples:
             raise ValueError(
-                f"{what}: source has {source.num_examples} examples, target {target.num_examples}: "
-                "both must be the same batch"
+                f"{what}: source has {source.num_examples} examples, target {target.num_examples}. "
+                "Both must be one batch."
             )
     if source.device.type == "cpu":
         check_finite(f"{what}: source", source)
@@ -75,7 +75,7 @@ def check_near(what: str, cloud: Cloud, near: Edges) -> None:
     if near.num_source != len(cloud) or near.num_target != len(cloud):
         raise ValueError(
             f"{what}: near joins {near.num_source} sources to {near.num_target} targets, but the cloud has "
-            f"{len(cloud)} points: near must be a search of this cloud in itself, e.g. ball(cloud, cloud, radius)"
+            f"{len(cloud)} points. Search this cloud in itself: ball(cloud, cloud, radius)."
         )
     near.check(f"{what}: near")
 
@@ -84,8 +84,7 @@ def refuse_crossing(results: Iterable[int]) -> None:
     """Turn what kernels returned into an error."""
     if any(result == CROSSING for result in results):
         raise ValueError(
-            "near joins points of different examples: it must be a search of this cloud in itself, "
-            "e.g. ball(cloud, cloud, radius)"
+            "near joins points of different examples. Search this cloud in itself: ball(cloud, cloud, radius)."
         )
 
 
@@ -98,8 +97,8 @@ def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
     rounded = round_to(radius, dtype)
     if not limits.tiny <= rounded * rounded <= limits.max:
         raise ValueError(
-            f"{what}: the square of radius {radius} is out of the range of {dtype}: rescale the coordinates"
-            + (" or use float64" if dtype == torch.float32 else "")
+            f"{what}: the square of radius {radius} is out of the range of {dtype}. Rescale the coordinates"
+            + (" or use float64." if dtype == torch.float32 else ".")
         )
     return rounded
 

@@ -23,13 +23,13 @@ def without_self(edges: Edges, sample: Cloud | None = None) -> Edges:
         if edges.num_target != edges.num_source:
             raise ValueError(
                 f"without_self: {edges.num_source} sources and {edges.num_target} targets are not one cloud. "
-                "Give the sample that the targets are."
+                "Pass the sample whose points are the targets."
             )
         own = torch.arange(edges.num_target, device=edges.device)
     elif sample.parent_index is None or len(sample) != edges.num_target or sample.num_parent != edges.num_source:
         raise ValueError(
-            f"without_self: the sample has {len(sample)} points of {sample.num_parent}, and the edges join "
-            f"{edges.num_source} sources to {edges.num_target} targets. Give the sample that was searched for."
+            f"without_self: the sample has {len(sample)} points of {sample.num_parent}, the edges join "
+            f"{edges.num_source} sources to {edges.num_target} targets. Pass the sample of these edges."
         )
     else:
         own = sample.parent_index

@@ -69,16 +69,16 @@ def show(
         A `Picture`, a `Diagram` of a plan, or the recording of Rerun.
     """
     if up not in UP or view not in VIEWS:
-        raise ValueError(f"show: up is x, y or z, and view {', '.join(VIEWS)}, not {up!r} and {view!r}")
+        raise ValueError(f"show: up is {up!r}, view {view!r}. Up must be x, y or z, view {', '.join(VIEWS)}.")
     if viewer not in VIEWERS:
-        raise ValueError(f"show: viewer is {' or '.join(VIEWERS)}, not {viewer!r}")
+        raise ValueError(f"show: viewer must be {' or '.join(VIEWERS)}, not {viewer!r}")
     if (predictions is not None or positions is not None) and viewer != "rerun":
-        raise ValueError('show: predictions and positions are drawn by viewer="rerun"')
+        raise ValueError('show: only Rerun draws predictions and positions. Pass viewer="rerun".')
     if max_points is not None and max_points < 1:
         raise ValueError(f"show: max_points must be at least 1, not {max_points}")
     if isinstance(plan := getattr(thing, "plan", thing), Plan):
         if viewer == "rerun":
-            raise ValueError('show: Rerun draws no plans: leave out viewer="rerun"')
+            raise ValueError('show: Rerun does not draw plans. Leave out viewer="rerun".')
         if sample is not None or edges is not None or colour is not None:
             raise ValueError("show: a plan has neither samples nor colours of its own. Draw the cloud with them.")
         return Diagram(plan, None if thing is plan else thing)
@@ -88,16 +88,16 @@ def show(
         thing = Triangles(np.array(thing.triangles))
     if isinstance(thing, Triangles):
         if sample is not None or edges is not None or colour is not None:
-            raise ValueError("a mesh is drawn as it is: for samples and colours draw points, gl.data.sample_mesh(path)")
+            raise ValueError("show: a mesh has no samples or colours. Draw its points: gl.data.sample_mesh(path).")
         return _shown(Picture(thing, up=up), viewer)
     if not isinstance(thing, Events):
         thing = Cloud.of(thing)
     if thing.num_examples > 1:
-        raise ValueError(f"show draws one example, these are {thing.num_examples}: pick one, e.g. x.examples[0]")
+        raise ValueError(f"show draws one example, not {thing.num_examples} examples. Pass one: x.examples[0].")
     if isinstance(thing, Events) and (sample is not None or edges is not None):
-        raise ValueError("samples and neighbourhoods are drawn on clouds, not on events")
+        raise ValueError("show: samples and neighbourhoods are for clouds, not for events")
     if view != "space" and not isinstance(thing, Events):
-        raise ValueError(f"show: events are seen as a {view}, a cloud is not")
+        raise ValueError(f"show: view {view!r} is for events, not for clouds")
     picture = Picture(thing, sample, edges, None, up, view, None, max_points)
     picture.colours, picture.legend = _colours(thing, colour, class_names)
     return _shown(picture, viewer, predictions, class_names, positions)

@@ -85,7 +85,7 @@ def row_colours(name: str, rows: Any) -> np.ndarray:
         return (np.clip(np.nan_to_num(values[:, :3]) / most, 0, 1) * 255).astype(np.uint8)
     if values.ndim != 1:
         raise ValueError(
-            f"show: rows {name!r} of shape {values.shape} are no colours: (S, 3), or (S); of logits, logits.argmax(1)"
+            f"show: rows {name!r} of shape {values.shape} are no colours, (S, 3) or (S). Use logits.argmax(1)."
         )
     if values.dtype.kind in "biu":
         return PALETTE[values.astype(np.int64) % len(PALETTE)]

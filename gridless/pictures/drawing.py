@@ -118,7 +118,7 @@ class Picture:
         from gridless.pictures.video import event_images, write_video
 
         if not isinstance(self.thing, Events):
-            raise ValueError("a video shows events: clouds and meshes can be turned in a page, save('picture.html')")
+            raise ValueError("a video shows events, not clouds or meshes. Save a page: save('picture.html').")
         return write_video(path, event_images(self.thing, fps, speed), fps)
 
     def save(self, path: str | Path) -> Path:
@@ -126,7 +126,7 @@ class Picture:
 
         path = Path(path)
         if path.suffix not in SUFFIXES:
-            raise ValueError(f"cannot draw to {path.name}: the name must end in {', '.join(SUFFIXES)}")
+            raise ValueError(f"{path.name} is not a picture format. The name must end in {', '.join(SUFFIXES)}.")
         if path.suffix in (".gif", ".mp4"):
             return self.video(path)
         if path.suffix == ".html":
@@ -254,7 +254,7 @@ class Diagram(Picture):
         return page.html()
 
     def video(self, path: str | Path, fps: float = 25, speed: float = 1) -> Path:
-        raise ValueError("a video shows events: save a plan as .png, .svg, .pdf or .html")
+        raise ValueError("a video shows events, not a plan. Save it as .png, .svg, .pdf or .html.")
 
     @property
     def words(self) -> str:

@@ -20,7 +20,7 @@ def _figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install matplotlib") from error
+        raise ImportError("pictures need matplotlib. Run pip install matplotlib.") from error
     return Figure((width, height), layout="constrained")
 
 

@@ -36,7 +36,7 @@ def read(file: Path, topic: str | None = None) -> Any:
     if is_bag(file):
         return _read_bag(file, topic)
     if topic is not None:
-        raise FormatError(file, "has no topics: topic is for recordings of ROS")
+        raise FormatError(file, "has no topics. The option topic is for ROS recordings.")
     check_file(file)
     suffix = file.suffix.lower()
     if suffix in MESHES:

@@ -33,7 +33,7 @@ def report_run(out: str | Path, show: bool = True) -> Path | None:
     results = _json(out / "results.json")
     history = results.get("history") or _epochs(out)
     if not history:
-        raise ValueError(f"report_run: {out} holds no run: there is neither a history in results.json nor metrics.csv.")
+        raise ValueError(f"report_run: {out} holds no run: it has neither a history in results.json nor metrics.csv")
     if not (out / "metrics.csv").exists():
         write_whole(out / "metrics.csv", _as_csv(history).encode())
     counts = np.array(results["confusion"]) if "confusion" in results else None

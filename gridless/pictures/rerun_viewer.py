@@ -29,7 +29,7 @@ def load_rerun() -> Any:
     try:
         import rerun  # type: ignore[import-not-found]
     except ImportError as error:
-        raise ImportError("Rerun is not installed: pip install rerun-sdk, or gridless[rerun]") from error
+        raise ImportError("Rerun is not installed. Run pip install rerun-sdk, or gridless[rerun].") from error
     return rerun
 
 

@@ -37,7 +37,7 @@ def event_images(events: Events, fps: float = 25, speed: float = 1) -> Iterator[
     if not fps > 0 or not speed > 0:
         raise ValueError(f"a video needs fps and speed above 0, not {fps} and {speed}")
     if not len(events):
-        raise ValueError("there are no events to make a video of")
+        raise ValueError("a video needs events, but there are no events")
     step = max(int(1e6 * speed / fps), 1)
     span = int(events.time[-1] - events.time[0])
     cuts = torch.arange(0, span + step + 1, step) + events.time[0].cpu()
@@ -53,10 +53,10 @@ def write_video(path: str | Path, images: Iterator[np.ndarray], fps: float) -> P
     if path.suffix == ".gif":
         return _gif(path, images, fps)
     if path.suffix != ".mp4":
-        raise ValueError(f"cannot film to {path.name}: the name must end in .gif or .mp4")
+        raise ValueError(f"{path.name} is not a video format. The name must end in .gif or .mp4.")
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
-        raise FileNotFoundError("an MP4 is written by ffmpeg, which is not on the path: install it, or write a .gif")
+        raise FileNotFoundError("an MP4 needs ffmpeg, which is not on the path. Install it, or write a .gif.")
     return _mp4(ffmpeg, path, images, fps)
 
 
@@ -64,7 +64,7 @@ def _gif(path: Path, images: Iterator[np.ndarray], fps: float) -> Path:
     try:
         from PIL import Image
     except ImportError as error:
-        raise ImportError("a GIF is written by Pillow: pip install pillow") from error
+        raise ImportError("a GIF needs Pillow. Run pip install pillow.") from error
     shades = (Image.fromarray(image).quantize(32) for image in images)
     with whole_file(path) as file:
         # Browsers do not show frames of less than 20 ms as such.

@@ -92,10 +92,10 @@ class Labeller:
         rows = sorted({name.partition(".")[0] for name in self.how.features})
         scene = Scene(source, rows=rows, gaps=True)
         if not scene.count:
-            raise ValueError(f"{source} holds no points")
+            raise ValueError(f"{source} has no points")
         check_scales({row: {_scale(layout[row]): name for name, layout in scene.layouts.items()} for row in rows})
         if scene.dim != 3:
-            raise ValueError(f"{source} has points of {scene.dim} coordinates, and the network is for three")
+            raise ValueError(f"{source} has points of {scene.dim} coordinates, but the network needs three")
         # A point takes the label of the nearest sample; that of its own cell is at most a diagonal away.
         self.around = 0.0 if grid is None else grid * 3**0.5
         halo = self.model.plan.reach(self.layers) + self.around + (grid or 0.0)
@@ -103,7 +103,7 @@ class Labeller:
         base = halo if size is None else float(size)
         counts = scene.scan(base, None if place is None else place / "scan.npz", rows)
         if not len(counts):
-            raise ValueError(f"{source} holds no points that are finite")
+            raise ValueError(f"{source} has no finite points")
         # Around its middle, with twice the halo, a tile must fit into float32.
         widest = math.inf if scene.dtype == np.float32 else scene.resolution * (1 << 24) / base
         scale = 1 if size is not None else _largest(counts, points, widest)
@@ -200,7 +200,7 @@ def label_scene(
         values = np.array(getattr(model, "about", {}).get("values") or range(classes))
         gaps = count - sum(tiles.counts.values())
         if gaps:
-            warnings.warn(f"{source}: {gaps} of {count} points are not finite: their label is 0", stacklevel=2)
+            warnings.warn(f"{source}: {gaps} of {count} points are not finite and get the label 0", stacklevel=2)
         _check_classes(source, out, int(values.max()) + 1)
         most = max(values.max(), classes)
         dtype = np.dtype(np.uint8 if most < 256 else np.uint16 if most < 65536 else np.int32)
@@ -214,7 +214,7 @@ def label_scene(
         except OSError as error:
             if full(error) is None:
                 raise
-            message = f"{full(error)} while writing {out}: what is done stays beside it; make room and start again"
+            message = f"{full(error)} while writing {out}. Make room and start again: finished tiles are kept."
             raise OSError(error.errno, message) from None
         totals = np.zeros(classes + 1, np.int64)
         for at in range(0, count, 1 << 22):
@@ -302,7 +302,7 @@ def _write(scene: Scene, source: Path, out: Path, labels: Path, values: np.ndarr
 
 
 def _changed(source: Path) -> ValueError:
-    return ValueError(f"{source} was changed while it was labelled: start again when it is whole")
+    return ValueError(f"{source} changed while it was labelled. Start again when it is complete.")
 
 
 def _layout(scene: Scene, label: np.dtype) -> Points:
@@ -316,7 +316,7 @@ def _layout(scene: Scene, label: np.dtype) -> Points:
         else:
             left.append(name)
     if left:
-        warnings.warn(f"{', '.join(left)}: left out, because not all files of the scene have them alike", stacklevel=2)
+        warnings.warn(f"{', '.join(left)}: left out, because they differ between the files of the scene", stacklevel=2)
     return Points(np.empty((0, scene.dim), scene.dtype), {**rows, "label": np.empty(0, label)}, scene.dtype)
 
 
@@ -366,14 +366,14 @@ def _check_output(source: Path, out: Path) -> None:
     if suffix not in OUTPUTS:
         raise ValueError(f"--out {out}: labelled points are written as {', '.join(OUTPUTS)}")
     if suffix in (".las", ".laz") and source.suffix.lower() not in (".las", ".laz"):
-        raise ValueError(f"--out {out}: {source} is no LAS or LAZ file, whose points {suffix} could copy: write a .ply")
+        raise ValueError(f"--out {out}: {suffix} needs a LAS or LAZ source, not {source}. Write a .ply.")
     if not source.exists():
         raise FileNotFoundError(f"there is no {source}")
     if out.resolve() in [file.resolve() for file in files_of(source)]:
         what = "a file of the scene" if source.is_dir() else "the scene itself"
-        raise ValueError(f"--out {out} is {what}: give another name")
+        raise ValueError(f"--out {out} is {what}. Give another name.")
     if source.resolve() == out.resolve().parent:
-        raise ValueError(f"--out {out} would be a part of the scene, which is all of {source}: give another folder")
+        raise ValueError(f"--out {out} would become part of the scene {source}. Give another folder.")
 
 
 def _check_classes(source: Path, out: Path, classes: int) -> None:
@@ -381,7 +381,7 @@ def _check_classes(source: Path, out: Path, classes: int) -> None:
         most = las.most_classes(Source.mapped(source))
         if classes > most:
             raise ValueError(
-                f"{source}: its points can be of {most} classes, and the network has {classes}: write a .ply instead"
+                f"{source}: its points can have {most} classes, the network has {classes}. Write a .ply instead."
             )
 
 

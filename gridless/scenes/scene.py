@@ -84,7 +84,7 @@ class Scene:
                 kinds.append(points.dtype)
                 self.dim = points.coords.shape[1] if len(kinds) == 1 else self.dim
                 if points.coords.shape[1] != self.dim:
-                    raise ValueError(f"{name} has {points.coords.shape[1]} coordinates, files beside it {self.dim}")
+                    raise ValueError(f"{name} has {points.coords.shape[1]} coordinates, the other files {self.dim}")
                 self.layouts[name] = {n: np.dtype((row.dtype, row.shape[1:])) for n, row in points.rows.items()}
         if kinds:
             self.dtype = np.result_type(*kinds)
@@ -113,7 +113,7 @@ class Scene:
             odd = sorted(layout.keys() ^ first[1].keys())
             if odd:
                 raise ValueError(
-                    f"{name} and {first[0]} do not both have the rows {odd[0]!r}: say which are wanted, rows=[...]"
+                    f"only one of {name} and {first[0]} has the rows {odd[0]!r}. Choose rows with rows=[...]."
                 )
         for name, layout in self.layouts.items():
             for row in self.wanted or ():
@@ -128,7 +128,7 @@ class Scene:
             (one, first), (two, second) = list(shapes.items())[:2]
             raise ValueError(
                 f"the rows {row!r} have the shape (points, {', '.join(map(str, one))}) in {first} and (points, "
-                f"{', '.join(map(str, two))}) in {second}: say which rows are wanted, rows=[...]"
+                f"{', '.join(map(str, two))}) in {second}. Choose rows with rows=[...]."
             )
         return np.dtype((np.result_type(*(plain_type(kind.base) for kind in kinds)), *shapes))
 
@@ -225,20 +225,18 @@ class Scene:
             bad = np.argwhere(~np.isfinite(piece.rows[name]))
             if len(bad):
                 first = self.name(int(piece.index[bad[0, 0]]))
-                raise ValueError(f"{first} has {name!r} that is not finite: remove such points, or replace it")
+                raise ValueError(f"{first}: {name!r} is not finite. Remove such points, or replace the values.")
         # Column by column: NumPy is slow along short axes.
         low, high = [x.min() for x in piece.coords.T], [x.max() for x in piece.coords.T]
         if not np.isfinite([low, high]).all():
             bad = np.flatnonzero(~np.isfinite(piece.coords).all(1))
             first, many = self.name(int(piece.index[bad[0]])), len(bad)
-            raise ValueError(
-                f"{first} is not finite{f', nor are {many - 1} that follow' * (many > 1)}: remove such points"
-            )
+            raise ValueError(f"{first} is not finite{f', nor are {many - 1} others' * (many > 1)}. Remove such points.")
         far = np.abs(piece.coords[:, :2]).max(1)
         if far.max() / cell > _FARTHEST:
             first, at = self.name(int(piece.index[far.argmax()])), piece.coords[far.argmax()].tolist()
             raise ValueError(
-                f"{first} is at {', '.join(f'{x:g}' for x in at)}, too far out for tiles: remove such points"
+                f"{first} is at {', '.join(f'{x:g}' for x in at)}, too far out for tiles. Remove such points."
             )
         cells = cells_of(piece.coords, cell)
         (i0, wide), (j0, tall) = ((int(x.min()), int(np.ptp(x)) + 1) for x in cells.T)
@@ -283,7 +281,9 @@ class Scene:
             self.low, self.high = self._sorted.low, self._sorted.high
 
     def __getstate__(self) -> dict:
-        raise TypeError("a Scene has open files: send its source to another process, and open it there")
+        raise TypeError(
+            "a Scene cannot be pickled, because it has open files. Send its source, and open it in the other process."
+        )
 
 
 def added(counts: np.ndarray) -> np.ndarray:
@@ -318,10 +318,10 @@ class _Sorted:
                 with whole_file(about) as file:
                     np.savez(file, **index)
             except OSError as error:
-                remedy = "make room" if folder is not None else "make room, or set TMPDIR to a larger disk"
+                remedy = "Make room." if folder is not None else "Make room, or set TMPDIR to a larger disk."
                 raise OSError(
                     error.errno,
-                    f"{place} cannot hold a sorted copy of {scene.count} points ({os.strerror(error.errno or 0)}): "
+                    f"{place} cannot hold a sorted copy of {scene.count} points ({os.strerror(error.errno or 0)}). "
                     f"{remedy}",
                 ) from None
         with np.load(about, allow_pickle=False) as record:
@@ -407,7 +407,7 @@ def _read_unchanged(file: Path, state: FileState | None, k: int) -> Points:
     """Piece k of a file that must be as it was. Looked at before, too: what is mapped may have become shorter."""
     points = _opened(file, state).read(k) if state_of(file) == state else None
     if points is None or state_of(file) != state:
-        raise ValueError(f"{file} was changed while its points were in use: start again when it is whole")
+        raise ValueError(f"{file} changed while its points were in use. Start again when it is complete.")
     return points
 
 
@@ -418,7 +418,7 @@ def files_of(source: Path) -> list[Path]:
     clouds = (p for p in source.iterdir() if p.suffix.lower() in READERS and p.name.lower() not in NOTES)
     files = sorted(p for p in clouds if p.is_file())
     if not files:
-        raise FileNotFoundError(f"{source} holds no clouds: there are readers for {', '.join(sorted(READERS))}")
+        raise FileNotFoundError(f"{source} has no clouds. There are readers for {', '.join(sorted(READERS))}.")
     return files
 
 
@@ -434,6 +434,6 @@ def _files(source: Any) -> Iterator[SceneFile]:
         return
     cloud = source if isinstance(source, Cloud) else Cloud.of(source)
     if cloud.num_examples != 1 or cloud.padding:
-        raise ValueError(f"a scene is one example without padding, not {cloud.num_examples}: take x.examples[i]")
+        raise ValueError(f"a scene is one example without padding, not {cloud.num_examples}. Pass x.examples[i].")
     coords, rows = cloud.coords.cpu().numpy(), {name: values.cpu().numpy() for name, values in cloud.rows.items()}
     yield SceneFile("the array", in_parts(Points(coords, rows, coords.dtype)), None)

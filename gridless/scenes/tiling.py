@@ -107,7 +107,7 @@ class Tiles(Sequence):
                 if scene.dtype != np.float32 and high - low >= scene.resolution * (1 << 25):
                     raise ValueError(
                         f"tiles: points are from {low:g} to {high:g} along axis {axis}, too far apart for float32 at a "
-                        f"resolution of {scene.resolution:g}: remove those far from the others"
+                        f"resolution of {scene.resolution:g}. Remove outliers."
                     )
             read = sum(int(scene.sizes[scene.within(*self.box(key, self.halo))].sum()) for key in self.keys)
             if read > _OFTEN * scene.count:
@@ -152,11 +152,13 @@ class Tiles(Sequence):
         if self.scene.dtype != np.float32 and len(near) and np.abs(near).max() >= self.scene.resolution * (1 << 24):
             raise ValueError(
                 f"tiles: a tile of {np.ptp(coords, axis=0).max():g} is too large for float32 at a resolution of "
-                f"{self.scene.resolution:g}: take smaller tiles"
+                f"{self.scene.resolution:g}. Use smaller tiles."
             )
         lost = {"index", "inside"} & scene_rows.keys()
         if lost:
-            raise ValueError(f"tiles: the rows {lost.pop()!r} of the scene would be lost: choose others, rows=[...]")
+            raise ValueError(
+                f"tiles: the name of the rows {lost.pop()!r} is reserved. Choose other rows with rows=[...]."
+            )
         rows: dict[str, Any] = {name: values.take(order, 0) for name, values in scene_rows.items()}
         every = Cloud.of(near)
         every = every._changed(
@@ -265,7 +267,7 @@ def layers_of(model: nn.Module) -> list[str]:
         if isinstance(module, Pooling | WideBlock):
             why = "pools over the whole cloud" if isinstance(module, Pooling) else "sees absolute coordinates"
             raise ValueError(
-                f"{type(model).__name__} cannot label a scene tile by tile: {name or 'it'} {why}: use point_unet"
+                f"{type(model).__name__} cannot label a scene tile by tile: {name or 'it'} {why}. Use point_unet."
             )
     return [str(module.edges) for module in model.modules() if isinstance(module, Convolution)]
 

@@ -205,9 +205,9 @@ def test_repairs_are_those_of_the_reader():
         torch.ones(3, dtype=torch.bool), torch.tensor([0, 3]), (40, 30),
     )  # fmt: skip
     assert ev.Repair(("drop", "sort"))(events).time.tolist() == [3, 7]
-    with pytest.raises(ValueError, match="outside the sensor"):
+    with pytest.raises(ValueError, match=r"\(50, 1\).* 40 x 30"):
         ev.Repair("sort")(events)
-    with pytest.raises(ValueError, match="unknown repair 'mend'"):
+    with pytest.raises(ValueError, match="repair 'mend'"):
         ev.Repair("mend")
 
 
@@ -262,28 +262,28 @@ def test_a_chain_ends_in_a_plan_or_any_other_step():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "words"),
     [
-        lambda: ev.Flip(2),
-        lambda: ev.Zoom(0, 1),
-        lambda: ev.Thin(1.0),
-        lambda: ev.PoolPixels(0),
-        lambda: ev.StretchTime(2, 1),
-        lambda: ev.Erase(0.5, 0.2),
-        lambda: ev.Erase(0.1, 0.2, probability=7),
-        lambda: ev.Stretch(0, 1),
-        lambda: ev.ThinTo(0),
+        (lambda: ev.Flip(2), "Flip: axis .*2"),
+        (lambda: ev.Zoom(0, 1), "Zoom: .* 0"),
+        (lambda: ev.Thin(1.0), r"Thin: most .*1\.0"),
+        (lambda: ev.PoolPixels(0), "PoolPixels: size .*0"),
+        (lambda: ev.StretchTime(2, 1), "StretchTime: .*2.* 1"),
+        (lambda: ev.Erase(0.5, 0.2), r"Erase: .*0\.5.* 0\.2"),
+        (lambda: ev.Erase(0.1, 0.2, probability=7), "Erase: probability .*7"),
+        (lambda: ev.Stretch(0, 1), "Stretch: .* 0"),
+        (lambda: ev.ThinTo(0), "ThinTo: least .*0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make):
-    with pytest.raises(ValueError, match=r"must|needs"):
+def test_settings_that_make_no_sense_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
         make()
 
 
 def test_what_is_no_recording_is_refused_by_name():
-    with pytest.raises(TypeError, match="Rotate takes Events"):
+    with pytest.raises(TypeError, match=r"Rotate.*Events.*Tensor"):
         ev.Rotate(1.0)(torch.zeros(3, 3))
-    with pytest.raises(ValueError, match="Rotate: events are augmented before they are padded"):
+    with pytest.raises(ValueError, match=r"Rotate: .*padded"):
         ev.Rotate(1.0)(pad(recording(5), [8]))
 
 

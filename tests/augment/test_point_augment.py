@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
@@ -151,13 +150,18 @@ def test_normalise_fits_the_unit_sphere():
 
 
 def test_refuses_settings_and_clouds_that_make_no_sense():
-    for make in (lambda: P.First(0), lambda: P.Drop(1.0), lambda: P.RotateAboutUp("w"), lambda: P.Scale(0, 1)):
-        with pytest.raises(ValueError, match=r"must be|needs"):
+    for make, words in (
+        (lambda: P.First(0), "First: count .*0"),
+        (lambda: P.Drop(1.0), r"Drop: most .*1\.0"),
+        (lambda: P.RotateAboutUp("w"), "RotateAboutUp: up .*'w'"),
+        (lambda: P.Scale(0, 1), "Scale: .* 0"),
+    ):
+        with pytest.raises(ValueError, match=words):
             make()
     for step in (P.Tilt(), P.RotateAboutUp()):
-        with pytest.raises(ValueError, match=f"{type(step).__name__} turns points of 3 dimensions, not 2"):
+        with pytest.raises(ValueError, match=f"{type(step).__name__} .*3 dimensions.* 2"):
             step(torch.rand(4, 2))
-    with pytest.raises(ValueError, match="Shift: clouds are augmented before they are padded"):
+    with pytest.raises(ValueError, match=r"Shift: .*padded"):
         P.Shift()(pad(gl.Cloud.of(torch.rand(4, 3)), [8]))
     assert len(P.First(1)(torch.rand(4, 3))) == 1
 
@@ -165,32 +169,32 @@ def test_refuses_settings_and_clouds_that_make_no_sense():
 @pytest.mark.parametrize(
     ("points", "words"),
     [
-        (torch.rand(5, 6), "not (5, 6): what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])"),
-        (torch.rand(2, 5, 3), "not (2, 5, 3): a batch is gl.Cloud.of(x)"),
-        ([[0.0, 1.0, 2.0]], "not list: a batch is gl.Cloud.of([...])"),
+        (torch.rand(5, 6), r"\(5, 6\).*gl\.Cloud\.of\(x\[:, :3\], rgb=x\[:, 3:\]\)"),
+        (torch.rand(2, 5, 3), r"\(2, 5, 3\).*gl\.Cloud\.of\(x\)"),
+        ([[0.0, 1.0, 2.0]], r"list.*gl\.Cloud\.of\(\[\.\.\.\]\)"),
     ],
 )
 def test_what_is_no_cloud_is_refused_with_the_way_to_one(points, words):
-    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+    with pytest.raises((TypeError, ValueError), match=words):
         P.Shift()(points)
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: P.Mirror("x"), "Mirror: axis must be a number from 0 to 7, not 'x'"),
-        (lambda: P.Mirror(0, 2.0), "Mirror: probability must be a number from 0 to 1, not 2.0"),
-        (lambda: P.Mirror(3)(torch.rand(4, 3)), "Mirror: points of 3 coordinates have no axis 3"),
-        (lambda: P.Jitter(float("nan")), "Jitter: sigma must be a number of 0 or more, not nan"),
-        (lambda: P.Shift(float("inf")), "Shift: limit must be a number of 0 or more, not inf"),
-        (lambda: P.Tilt(-1.0), "Tilt: sigma must be a number of 0 or more, not -1.0"),
-        (lambda: gl.augment.Rotate(float("nan")), "Rotate: limit must be a number of 0 or more, not nan"),
-        (lambda: gl.augment.Flip(0, 5.0), "Flip: probability must be a number from 0 to 1, not 5.0"),
-        (lambda: gl.augment.FirstEvents(-1), "FirstEvents: count must be a number of 0 or more, not -1"),
+        (lambda: P.Mirror("x"), "Mirror: axis .*'x'"),
+        (lambda: P.Mirror(0, 2.0), r"Mirror: probability .*2\.0"),
+        (lambda: P.Mirror(3)(torch.rand(4, 3)), "Mirror: .* 3 .*axis 3"),
+        (lambda: P.Jitter(float("nan")), "Jitter: sigma .*nan"),
+        (lambda: P.Shift(float("inf")), "Shift: limit .*inf"),
+        (lambda: P.Tilt(-1.0), r"Tilt: sigma .*-1\.0"),
+        (lambda: gl.augment.Rotate(float("nan")), "Rotate: limit .*nan"),
+        (lambda: gl.augment.Flip(0, 5.0), r"Flip: probability .*5\.0"),
+        (lambda: gl.augment.FirstEvents(-1), "FirstEvents: count .*-1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(make, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
+    with pytest.raises(ValueError, match=words):
         make()
 
 
@@ -207,7 +211,14 @@ def test_normalise_takes_any_unit(unit):
     torch.testing.assert_close(P.Normalise()(points * unit), P.Normalise()(points), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda: P.Scale(1.0, math.inf), lambda: P.Shift(1e300), lambda: P.Tilt(1e300)])
-def test_settings_beyond_float32_are_refused(make):
-    with pytest.raises(ValueError, match=r"Scale|Shift|Tilt"):
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: P.Scale(1.0, math.inf), "Scale: .*inf"),
+        (lambda: P.Shift(1e300), "Shift: limit .*1e.300"),
+        (lambda: P.Tilt(1e300), "Tilt: sigma .*1e.300"),
+    ],
+)
+def test_settings_beyond_float32_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
         make()

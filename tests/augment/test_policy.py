@@ -81,5 +81,5 @@ def test_no_example_at_all_stays_none():
 
 
 def test_a_policy_refuses_what_its_steps_refuse():
-    with pytest.raises(ValueError, match="Drop: most must be at least 0 and less than 1, not 1"):
+    with pytest.raises(ValueError, match=r"Drop: most .*1"):
         Policy(drop=1.0)

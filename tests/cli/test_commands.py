@@ -380,7 +380,7 @@ def test_a_low_probability_suggests_its_likely_causes(saved, tmp_path, capsys, o
         (["train"], "gridless train: Missing argument '"),
         (["train", "shapes", "--epoch", "1"], "gridless train: No such option: --epoch"),
         (["train", "shapes", "--epochs", "many"], "gridless train: Invalid value for '--epochs': "),
-        (["precompute", "shapes", "--cache", "/proc/x/y"], "nothing can be written in /proc"),
+        (["precompute", "shapes", "--cache", "/proc/x/y"], "/proc"),
         (
             ["predict", "recording.aedat4"],
             "recording.aedat4 is a recording",

@@ -172,12 +172,12 @@ def test_an_ambiguous_topic_is_refused_with_the_list(kind, tmp_path):
     with pytest.raises(FormatError, match=rf"topic=.*{counts}"):
         gl.read_events(path)
     check(gl.read_events(path, topic="/right"))
-    with pytest.raises(FormatError, match=rf"'/lidar' holds sensor_msgs/PointCloud2.*{counts}"):
+    with pytest.raises(FormatError, match=rf"'/lidar' .*sensor_msgs/PointCloud2.*{counts}"):
         gl.read_events(path, topic="/lidar")
-    with pytest.raises(FormatError, match=rf"no topic '/up'.*{counts}"):
+    with pytest.raises(FormatError, match=rf"'/up'.*{counts}"):
         gl.read_events(path, topic="/up")
     assert len(gl.read_cloud(path)) == 3
-    with pytest.raises(FormatError, match="no message 1"):
+    with pytest.raises(FormatError, match=r"'/lidar' .*message 1"):
         gl.read_cloud(path, message=1)
 
 
@@ -185,7 +185,7 @@ def test_a_bag_without_events_says_what_it_holds(tmp_path):
     types = store(True)
     table = np.ones(3, [("x", "<f4"), ("y", "<f4"), ("z", "<f4")])
     path = write(tmp_path / "a.bag", [("/lidar", cloud(types, table))])
-    with pytest.raises(FormatError, match=r"no topic has events.*/lidar \(1 sensor_msgs/PointCloud2\)"):
+    with pytest.raises(FormatError, match=r"no topic .*/lidar \(1 sensor_msgs/PointCloud2\)"):
         gl.read_events(path)
 
 
@@ -245,7 +245,7 @@ def test_messages_of_a_topic_are_chosen_by_number(tmp_path):
     types = store(False)
     path = write(tmp_path / "a.db3", [("/p", cloud(types, lidar(n))) for n in (5, 6, 7)])
     assert [len(gl.read_cloud(path, message=n)) for n in (0, 1, 2, -1, -3)] == [5, 6, 7, 7, 5]
-    with pytest.raises(FormatError, match="3 messages, and no message -4"):
+    with pytest.raises(FormatError, match=r"3 messages.* -4"):
         gl.read_cloud(path, message=-4)
 
 

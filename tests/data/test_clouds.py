@@ -126,7 +126,7 @@ def test_unknown_missing_and_mesh_files_say_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"b\.ply"):
         read_cloud(tmp_path / "b.ply")
     for read, kind in ((read_cloud, "CloudFolder"), (gl.read_events, "EventFolder")):
-        with pytest.raises(IsADirectoryError, match=f"is a folder: give a file in it, or all .* to gl.data.{kind}$"):
+        with pytest.raises(IsADirectoryError, match=rf"folder.*gl\.data\.{kind}\.$"):
             read(tmp_path)
 
 
@@ -327,7 +327,7 @@ def test_rows_can_be_chosen_and_normals_turn(tmp_path):
     assert torch.equal(turned.rows["rgb"], cloud.rows["rgb"])
     assert list(read_cloud(tmp_path / "a.ply", rows="quality").rows) == ["quality"]
     assert not read_cloud(tmp_path / "a.ply", rows=()).rows
-    with pytest.raises(FormatError, match=r"a\.ply: has no 'label' for its points, only quality, rgb, normal"):
+    with pytest.raises(FormatError, match=r"a\.ply: .*'label'.*quality, rgb, normal"):
         read_cloud(tmp_path / "a.ply", rows=["label"])
 
 
@@ -393,28 +393,28 @@ PCD = "FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA a
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("a.csv", "name,x,y,z\ncar,1,2,3\n", "line 2: 'car' is no number: write a number for each name"),
-        ("a.txt", "car 1 2 3\nbus 4 5 6\n", "line 1: neither numbers nor names with x and y: 'car 1 2 3'"),
-        ("a.csv", "1,5;2,5;3,5\n", "line 1: '1,5' is no number: write decimals with a point"),
-        ("a.csv", "x,y,z\n1,,3\n", "line 2: '' is no number"),
-        ("a.csv", "x,y,z\n1,2,3\n\n# why\n4,5\n", "line 5: truncated. 2 numbers where there should be 3"),
-        ("a.csv", "x,y,z,w\n1,2,3\n", "line 1: 4 names for 3 columns"),
-        ("a.csv", "x,y,z,x\n1,2,3,4\n", "two columns .*'x'"),
-        ("a.csv", "x,y,z,label\n1,2,3,0.5\n", "'label' holds something that is no whole number"),
-        ("a.xyz", "5\n6\n", "a point is two numbers or more"),
-        ("a.txt", "\n# only\n\n// comments", "holds no points"),
-        ("a.pts", "3\n1 2 3\n4 5 6\n", "promises 3 points and holds 2"),
+        ("a.csv", "name,x,y,z\ncar,1,2,3\n", "line 2: 'car' .*each name"),
+        ("a.txt", "car 1 2 3\nbus 4 5 6\n", "line 1: .*'car 1 2 3'"),
+        ("a.csv", "1,5;2,5;3,5\n", "line 1: '1,5' .*decimal"),
+        ("a.csv", "x,y,z\n1,,3\n", "line 2: '' .*number"),
+        ("a.csv", "x,y,z\n1,2,3\n\n# why\n4,5\n", "line 5: truncated.* 2 .* 3"),
+        ("a.csv", "x,y,z,w\n1,2,3\n", "line 1: 4 names .*3 columns"),
+        ("a.csv", "x,y,z,x\n1,2,3,4\n", "columns .*'x'"),
+        ("a.csv", "x,y,z,label\n1,2,3,0.5\n", "'label' .*whole number"),
+        ("a.xyz", "5\n6\n", "line 1: .*two numbers"),
+        ("a.txt", "\n# only\n\n// comments", "no points"),
+        ("a.pts", "3\n1 2 3\n4 5 6\n", " 3 points.* 2"),
         ("a.xyz", "1 2 3\n4 5 \0\n", "zero byte"),
-        ("a.ply", PLY.replace("2", "-1") + "1 2 3\n", "line 3: the number of 'vertex' is '-1'"),
-        ("a.ply", PLY + "1 2 3\n4 5 6 7\n", "line 9: truncated. 4 numbers where there should be 3"),
-        ("a.ply", PLY.replace("float y", "float x"), "line 5: a second property 'x'"),
+        ("a.ply", PLY.replace("2", "-1") + "1 2 3\n", "line 3: .*'vertex' .*'-1'"),
+        ("a.ply", PLY + "1 2 3\n4 5 6 7\n", "line 9: truncated.* 4 .* 3"),
+        ("a.ply", PLY.replace("float y", "float x"), "line 5: .*'x'"),
         ("a.ply", PLY.replace("property float y", "property list uchar float y") + "1 1 2 3\n4 1 5 6\n", "lists"),
-        ("a.ply", PLY.replace("float z", "uchar z") + "1 2 300\n4 5 6\n", "line 8: 'z' is 300, not of type uint8"),
-        ("a.ply", PLY.replace("property float z", "propriety float z"), "line 6: not understood: 'propriety float z'"),
-        ("a.pcd", PCD.replace("POINTS 2", "POINTS -1"), "line 6: POINTS is '-1'"),
-        ("a.pcd", PCD.replace("POINTS 2", "POINTS 3"), "line 6: POINTS is 3, but WIDTH times HEIGHT 2"),
-        ("a.pcd", PCD.replace("SIZE 4 4 4", "SIZE 4 4"), "line 1: FIELDS, SIZE, TYPE and COUNT differ in length"),
-        ("a.pcd", PCD.replace("F F F", "F F I").replace("6\n", "6.5\n"), "line 9: 'z' is 6.5, not of type int32"),
+        ("a.ply", PLY.replace("float z", "uchar z") + "1 2 300\n4 5 6\n", "line 8: 'z' .*300.*uint8"),
+        ("a.ply", PLY.replace("property float z", "propriety float z"), "line 6: .*'propriety float z'"),
+        ("a.pcd", PCD.replace("POINTS 2", "POINTS -1"), "line 6: POINTS .*'-1'"),
+        ("a.pcd", PCD.replace("POINTS 2", "POINTS 3"), "line 6: POINTS .*3.* 2"),
+        ("a.pcd", PCD.replace("SIZE 4 4 4", "SIZE 4 4"), "line 1: FIELDS, SIZE"),
+        ("a.pcd", PCD.replace("F F F", "F F I").replace("6\n", "6.5\n"), r"line 9: 'z' .*6\.5.*int32"),
         ("a.bin", "12345678901234567", "byte 16: truncated"),
     ],
 )  # fmt: skip
@@ -428,7 +428,7 @@ def test_what_cannot_be_understood_is_refused_with_its_place(name, content, erro
 @pytest.mark.parametrize("suffix", sorted({seed.suffix for seed in SEEDS if seed.read is gl.read_cloud}))
 def test_an_empty_file_holds_no_points(suffix, tmp_path):
     (tmp_path / f"empty{suffix}").touch()
-    with pytest.raises(FormatError, match="holds no points"):
+    with pytest.raises(FormatError, match="no points"):
         read_cloud(tmp_path / f"empty{suffix}")
 
 
@@ -469,7 +469,7 @@ def test_integers_that_float32_cannot_hold_become_doubles(tmp_path):
 def test_a_ply_that_promises_too_much_is_refused(element, way, tmp_path):
     vertex = "element vertex 1\nproperty float x\nproperty float y\n"
     (tmp_path / "a.ply").write_text(f"ply\nformat {way} 1.0\n{element.format(vertex=vertex)}end_header\n3 0 1 2\n5 6\n")
-    with pytest.raises(FormatError, match=r"declares 1000000000000 (entries|lines) of"):
+    with pytest.raises(FormatError, match=r"1000000000000 (entries|lines)"):
         read_cloud(tmp_path / "a.ply")
 
 
@@ -479,7 +479,7 @@ def test_a_las_that_promises_too_much_is_refused(tmp_path):
         data = bytearray(las(POINTS, 3, False, "1.2"))
         data[at : at + 4] = b"\xff" * 4
         (tmp_path / "a.las").write_bytes(data)
-        with pytest.raises(FormatError, match=f"declares 4294967295 {name}"):
+        with pytest.raises(FormatError, match=f"4294967295 {name}"):
             read_cloud(tmp_path / "a.las")
 
 
@@ -504,17 +504,17 @@ def laz_with(place: str, value: int, format: int = 7) -> bytes:
 @pytest.mark.parametrize(
     ("place", "value", "error"),
     [
-        ("count", 10**9, "the points unpacks to .* max_bytes"),
-        ("count", 2**64 - 1, "the points unpacks to .* max_bytes"),
-        ("count", 201, "a chunk of 201 points says that it has 200"),
-        ("chunk size", 1, "1 chunks of 1 points cannot hold 200"),
-        ("chunk size", 0, "chunks are not 200 points"),
-        ("chunk size", 2**32 - 1, "chunks are not 200 points"),
-        ("table", 2**62, "the table of chunks"),
-        ("table", -(2**62), "the table of chunks"),
-        ("chunks", 2**32 - 1, "declares 4294967295 chunks"),
+        ("count", 10**9, "points .*max_bytes"),
+        ("count", 2**64 - 1, "points .*max_bytes"),
+        ("count", 201, "201 points.* 200"),
+        ("chunk size", 1, "1 chunks of 1 points .*200"),
+        ("chunk size", 0, "chunks .*200 points"),
+        ("chunk size", 2**32 - 1, "chunks .*200 points"),
+        ("table", 2**62, "table of chunks"),
+        ("table", -(2**62), "table of chunks"),
+        ("chunks", 2**32 - 1, "4294967295 chunks"),
         ("chunks", 0, "0 chunks"),
-        ("layer", 2**32 - 1, "declares 42949.* bytes of layers"),
+        ("layer", 2**32 - 1, "42949.* bytes of layers"),
         ("extra layer", 2**31, "bytes of layers"),
     ],
 )
@@ -545,7 +545,7 @@ def test_a_gltf_cannot_ask_for_endless_work_with_empty_parts(tmp_path):
 
 def test_coordinates_of_other_types_are_refused(tmp_path):
     (tmp_path / "a.npy").write_bytes(npy(POINTS))
-    with pytest.raises(ValueError, match=r"float32 or torch\.float64, not torch\.float16"):
+    with pytest.raises(ValueError, match=r"torch\.float32.*torch\.float16"):
         read_cloud(tmp_path / "a.npy", torch.float16)
 
 
@@ -603,28 +603,28 @@ def test_reads_the_faces_of_a_ply(way, leading_list, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("a.off", "", "holds no triangles"),
-        ("a.off", "OFF\n", "line 1: no counts"),
-        ("a.off", "OFF\n3 1 0\n0 0 0\n", "truncated: 3 vertices and 1 faces"),
-        ("a.off", "OFF\n3 1 0\n0 0 0\n0 0 0\n0 0 0\n3 0 1 2\n", "without area"),
-        ("a.off", "OFF\n3 1 0\n0 0 0\n\n0 0 w\n0 0 0\n3 0 1 2\n", "line 5: 'w' is no number"),
-        ("a.off", "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 7\n", "face 0 has the corner 7, but there are 3 vertices"),
-        ("a.off", "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n9 0 1 2\n", "line 6: truncated. 9 corners"),
-        ("a.off", "OFF\n3 2 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n4 0 1 -2 1\n", "line 7: a corner is no number"),
-        ("a.off", "OFF\n999999999999 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n", "truncated: 999999999999 vertices"),
-        ("a.off", "OFF\n3 1 0\n0 0 0\n1e300 0 0\n0 1e300 0\n3 0 1 2\n", "without area, or without end"),
-        ("a.obj", "v 0 0 0\nv 1 0\n", "holds no triangles"),
-        ("a.obj", "v 0 0 0\nf 1 2 x\n", "not a mesh that can be read"),
-        ("a.obj", "v 0 0 1_0\n", "not a mesh that can be read"),
-        ("a.stl", "solid a\nfacet\nvertex 0 0 0\n", "holds no triangles"),
-        ("a.stl", "\0" * 80 + "abcdefgh", "holds no triangles"),
-        ("a.glb", "glTF" + "\0" * 8 + "\x7f" * 8, "not a mesh that can be read"),
-        ("a.gltf", "{}", "holds no triangles"),
-        ("a.gltf", "[" * 100_000, "not a mesh that can be read"),
-        ("a.gltf", '{"nodes": [{"mesh": 0}]}', "holds no triangles"),
-        ("a.gltf", '{"nodes": [{"children": [0]}]}', "holds no triangles"),
+        ("a.off", "", "no triangles"),
+        ("a.off", "OFF\n", "line 1: .*counts"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n", "truncated.* 3 vertices"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n0 0 0\n0 0 0\n3 0 1 2\n", "no area"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n\n0 0 w\n0 0 0\n3 0 1 2\n", "line 5: 'w' .*number"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 7\n", "face 0 .*corner 7.* 3 vertices"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n9 0 1 2\n", "line 6: truncated.* 9 corners"),
+        ("a.off", "OFF\n3 2 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n4 0 1 -2 1\n", "line 7: .*corner"),
+        ("a.off", "OFF\n999999999999 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n", "truncated.* 999999999999 vertices"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n1e300 0 0\n0 1e300 0\n3 0 1 2\n", "area"),
+        ("a.obj", "v 0 0 0\nv 1 0\n", "no triangles"),
+        ("a.obj", "v 0 0 0\nf 1 2 x\n", "cannot be read"),
+        ("a.obj", "v 0 0 1_0\n", "cannot be read"),
+        ("a.stl", "solid a\nfacet\nvertex 0 0 0\n", "no triangles"),
+        ("a.stl", "\0" * 80 + "abcdefgh", "no triangles"),
+        ("a.glb", "glTF" + "\0" * 8 + "\x7f" * 8, "cannot be read"),
+        ("a.gltf", "{}", "no triangles"),
+        ("a.gltf", "[" * 100_000, "cannot be read"),
+        ("a.gltf", '{"nodes": [{"mesh": 0}]}', "no triangles"),
+        ("a.gltf", '{"nodes": [{"children": [0]}]}', "no triangles"),
         ("a.ply", PLY + "1 2 3\n4 5 6\n", "not a mesh"),
-        ("a.dae", "<xml/>", "unknown kind of mesh '.dae'"),
+        ("a.dae", "<xml/>", r"mesh.*'\.dae'"),
     ],
 )  # fmt: skip
 def test_meshes_that_are_not_whole_are_refused(name, content, error, tmp_path):
@@ -668,7 +668,7 @@ def test_a_written_ply_is_read_back_with_its_rows(tmp_path):
         assert again.rows["part"].tolist() == part.tolist()
         assert again.rows["inside"].tolist() == [int(i > 4) for i in range(9)]
         assert torch.equal(again.rows["pair_1"], cloud.rows["pair"][:, 1])
-    with pytest.raises(ValueError, match="part has numbers that 32 bits cannot hold"):
+    with pytest.raises(ValueError, match=r"part .*32 bits"):
         format.write(tmp_path / "y.ply", gl.Cloud.of(torch.rand(1, 3), part=torch.tensor([2**40])))
     assert not (tmp_path / "y.ply").exists()
 
@@ -694,9 +694,9 @@ def test_a_ply_whose_parts_differ_is_not_written(tmp_path):
 
     first = part(a=np.zeros(2, np.int16))
     for second, error in [
-        (part(b=np.zeros(2, np.int16)), "'a' is .* int16 at first, and later not there"),
-        (part(a=np.zeros(2, np.int32)), "'a' is .* int16 at first, and later .* int32"),
-        (part(a=np.zeros((2, 2), np.int16)), "'a' is .* int16 at first, and later .*2"),
+        (part(b=np.zeros(2, np.int16)), "'a' .*int16.* missing"),
+        (part(a=np.zeros(2, np.int32)), "'a' .*int16.*int32"),
+        (part(a=np.zeros((2, 2), np.int16)), r"'a' .*\(\) int16.*\(2,\) int16"),
     ]:
         with pytest.raises(ValueError, match=error):
             format.write_parts(tmp_path / "a.ply", 4, first, [first, second])
@@ -734,15 +734,15 @@ def test_what_a_form_cannot_hold_is_not_written(tmp_path):
     (tmp_path / "a.las").write_bytes(b"as it was")
     x = torch.rand(5, 3)
     for cloud, error in [
-        (gl.Cloud.of(x, intensity=torch.rand(5)), "'intensity' must be whole numbers from 0 to 65535"),
-        (gl.Cloud.of(x, many=torch.rand(5, 4)), "'many' has 4 numbers"),
+        (gl.Cloud.of(x, intensity=torch.rand(5)), "'intensity' .*65535"),
+        (gl.Cloud.of(x, many=torch.rand(5, 4)), "'many' .*4 "),
         (gl.Cloud.of(x / 0), "finite"),
-        (gl.Cloud.of([x, x]), "one cloud"),
+        (gl.Cloud.of([x, x]), "cloud.* 2"),
     ]:
         with pytest.raises(ValueError, match=error):
             gl.write_cloud(tmp_path / "a.las", cloud)
     assert (tmp_path / "a.las").read_bytes() == b"as it was"
-    with pytest.raises(ValueError, match=r"\.ply, \.las, \.laz, \.npy, not \.obj"):
+    with pytest.raises(ValueError, match=r"\.ply, \.las, \.laz, \.npy.*\.obj"):
         gl.write_cloud(tmp_path / "a.obj", gl.Cloud.of(x))
     with pytest.raises(TypeError, match=r"gl\.write_cloud\(path, cloud\)"):
         gl.write_cloud(tmp_path / "a.ply", x)
@@ -782,7 +782,7 @@ def test_lines_of_a_mesh_that_mean_nothing_are_passed_over(tmp_path):
     corners = [[[0, 0, 0], [1, 0, 0], [0, 1, 0]]]
     assert read_triangles(tmp_path / "a.obj").tolist() == read_triangles(tmp_path / "a.off").tolist() == corners
     (tmp_path / "a.off").write_text("# by hand\n\n# again\nOFF\n3 1 0\n0 0 0\n1 0 w\n0 1 0\n3 0 1 2\n")
-    with pytest.raises(FormatError, match="line 7: 'w' is no number"):
+    with pytest.raises(FormatError, match=r"line 7: 'w' .*number"):
         read_triangles(tmp_path / "a.off")
 
 

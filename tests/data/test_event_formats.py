@@ -54,16 +54,14 @@ def test_of_a_file_that_was_cut_off_what_is_whole_can_be_kept(event_format, tmp_
             gl.read_events(path, events.sensor)
         except FormatError as error:
             refused += str(error)
-    assert "pass repair='cut'" in refused or suffix == ".csv"
-    with pytest.raises(ValueError, match="unknown repair 'cut'"):
+    assert "repair='cut'" in refused or suffix == ".csv"
+    with pytest.raises(ValueError, match="repair 'cut'"):
         gl.Events.of(events, repair="cut")
 
 
 def test_events_in_the_place_of_the_path_are_refused_with_the_order(tmp_path: Path):
     events = gl.Events.of([{"t": 1, "x": 2, "y": 3, "p": 1}], sensor=(4, 4))
-    with pytest.raises(
-        TypeError, match=r"give the path, then the events: gl.write_events\(path, events\), not str last"
-    ):
+    with pytest.raises(TypeError, match=r"str.*gl.write_events\(path, events\)"):
         gl.write_events(events, str(tmp_path / "a.npy"))  # type: ignore[arg-type]
 
 
@@ -75,7 +73,7 @@ def test_rows_are_written_and_read_or_refused(tmp_path: Path):
     assert back.rows["weight"].tolist() == [3.0, 5.0, 9.0]
     assert back.rows["colour"].shape == (3, 3)
     for suffix in (".npy", ".csv", ".es", ".dat", ".bin"):
-        with pytest.raises(ValueError, match=r"only \.npz holds rows, and these events have weight, colour"):
+        with pytest.raises(ValueError, match=r"weight, colour.*\.npz"):
             gl.write_events(tmp_path / f"a{suffix}", events)
         assert not (tmp_path / f"a{suffix}").exists()
     np.savez(tmp_path / "b.npz", **array, **{"rows.weight": np.zeros(2)})
@@ -222,20 +220,20 @@ def test_text_is_read_in_any_order_of_columns(tmp_path: Path, text):
     [
         ("t,x,y,p\n1,2,3\n", "columns"),
         ("t,x,y,p\n1,2,3,1\n1,2,oops,1\n", "line 3"),
-        ("t,x,y,p\n1,2,3,1\n1,2,3,1,5\n", "line 3 has not 4 columns"),
-        ("t,x,y,p,q\n1,2,3,1\n", "4 columns, but 5 are named"),
-        ("t,x,y,p\n1,2,3,1,5\n", "5 columns, but 4 are named"),
-        ("q,t,x,y,p\n,1,2,3,1\n", "line 2 has an empty cell"),
-        ("t,x,y,p,q\n1,2,3,1,5\n1,,2,3,1\n", "line 3 has an empty cell"),
-        ("t,x,y,p,q\n1,2,3,1,5\n1,2,3,1,\n", "line 3 has not 5 columns"),
-        ("t,x,y,p\n1,2,3,1\n,,,\n", "line 3 has an empty cell"),
-        ("1\t\t2\t3\t1\n2\t\t2\t3\t0\n", "empty cell"),
+        ("t,x,y,p\n1,2,3,1\n1,2,3,1,5\n", "line 3 .*4 columns"),
+        ("t,x,y,p,q\n1,2,3,1\n", "4 columns.* 5 "),
+        ("t,x,y,p\n1,2,3,1,5\n", "5 columns.* 4 "),
+        ("q,t,x,y,p\n,1,2,3,1\n", "line 2 .*empty"),
+        ("t,x,y,p,q\n1,2,3,1,5\n1,,2,3,1\n", "line 3 .*empty"),
+        ("t,x,y,p,q\n1,2,3,1,5\n1,2,3,1,\n", "line 3 .*5 columns"),
+        ("t,x,y,p\n1,2,3,1\n,,,\n", "line 3 .*empty"),
+        ("1\t\t2\t3\t1\n2\t\t2\t3\t0\n", "empty"),
         ("1,2 3,4,1\n", "line 1"),
         ("t;x;y;p\n1,5;2;3;1\n", "line 2"),
         ("t,x,y,p\n9223372036854775808,2,3,1\n", "too large"),
         ("t,x,y,p\n1,2,3,7\n", "polarity"),
-        ("a,x,y,p\n1,2,3,1\n", "which column is t"),
-        ("1,0,1,0\n", "which column is which"),
+        ("a,x,y,p\n1,2,3,1\n", "column is t"),
+        ("1,0,1,0\n", "t,x,y,p"),
         ("t,x,y,p\n1,2.5,3,1\n", "decimal"),
         ("t,x,y,p\n99999999999999999999,2,3,1\n", "too large"),
         ("t,x,y,p\n1e1,2.5e-1,3e0,1e0\n", "decimal"),
@@ -317,7 +315,7 @@ def test_hdf5_refuses_a_stream_that_it_does_not_know(tmp_path: Path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["davis/left/events"] = file["davis/right/events"] = [[1.0, 2.0, 0.5, 1.0]]
     assert len(gl.read_events(tmp_path / "a.h5", stream=1)) == 1
-    with pytest.raises(FormatError, match="has no event stream 2"):
+    with pytest.raises(FormatError, match="stream 2"):
         gl.read_events(tmp_path / "a.h5", stream=2)
 
 
@@ -342,7 +340,7 @@ def test_hdf5_that_leads_to_other_files_is_refused_unopened(tmp_path: Path, way)
             ]
             for name in "xytp":
                 file.create_virtual_dataset(f"events/{name}", layout)
-    with pytest.raises(FormatError, match=r"not followed|are not read"):
+    with pytest.raises(FormatError, match=r"events.*(link|other files)"):
         gl.read_events(path)
 
 
@@ -363,7 +361,7 @@ def test_hdf5_attributes_are_left_alone_where_the_caller_gives_the_sensor(tmp_pa
         for name in "xytp":
             file[f"events/{name}"] = np.array([0, 1])
         file.attrs["width"], file.attrs["height"] = -5, 0
-    with pytest.raises(FormatError, match="the sensor is -5 x 0"):
+    with pytest.raises(FormatError, match=r"sensor .*-5 x 0"):
         gl.read_events(tmp_path / "a.h5")
     assert gl.read_events(tmp_path / "a.h5", sensor=(2, 2)).time.tolist() == [0, 1]
 
@@ -399,7 +397,7 @@ def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path):
     for name, data in _bombs().items():
         assert len(data) < 200_000
         path = _write(tmp_path / name, data)
-        with pytest.raises(FormatError, match=r"unpacks to at least .*may unpack to 25000000 in all: pass a lar"):
+        with pytest.raises(FormatError, match=r"unpacks .*25000000.*max_bytes"):
             gl.read_events(path, max_bytes=25_000_000)
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -416,7 +414,7 @@ def test_the_limit_can_be_raised_and_lowered(event_format, tmp_path: Path):
     if suffix in (".npz", ".mat", ".h5") or (
         suffix == ".aedat4" and b"EVTSEVTS" not in data and data[40:44] != b"\0" * 4
     ):
-        with pytest.raises(FormatError, match="pass a larger max_bytes"):
+        with pytest.raises(FormatError, match="max_bytes"):
             gl.read_events(path, max_bytes=10)
 
 
@@ -429,7 +427,7 @@ def test_an_archive_may_hold_more_than_events(tmp_path: Path):
 
 def test_an_archive_of_one_plain_array_is_refused_with_its_shape(tmp_path: Path):
     np.savez(tmp_path / "a.npz", events=np.zeros((5, 4), np.int64))
-    with pytest.raises(FormatError, match=r"of shape \(5, 4\): name the columns"):
+    with pytest.raises(FormatError, match=r"\(5, 4\).*columns"):
         gl.read_events(tmp_path / "a.npz")
 
 
@@ -439,7 +437,7 @@ def test_a_description_nested_deeply_is_read_once(tmp_path: Path):
     text = '<node name="outInfo"><node name="0"><attr key="a"/></node>' * depth + "</node>" * depth
     text = f"<dv>{text}</dv>".encode()
     head = flat_table(b"IOHE", struct.pack("<i", 0), struct.pack("<q", -1), vector=text, count=len(text))
-    with pytest.raises(FormatError, match="names no event stream"):
+    with pytest.raises(FormatError, match="event stream"):
         gl.read_events(_write(tmp_path / "a.aedat4", b"#!AER-DAT4.0\r\n" + head))
 
 
@@ -459,8 +457,8 @@ def test_a_description_nested_deeply_is_read_once(tmp_path: Path):
         ("a.dat", b"% Version 2\n\x0e\x08", 12, "type 14"),
         ("a.dat", b"% Version 3\n\x0c\x08", 0, "version 3"),
         ("a.npy", b"\x93NUMPY\x01\x00\x05\x00oops\n", 0, "NumPy"),
-        ("a.raw", b"\x7fELF and so on\x00", 0, "does not begin as a .raw file"),
-        ("a.xyz", b"\x7fELF and so on\x00", 0, "no known format"),
+        ("a.raw", b"\x7fELF and so on\x00", 0, r"\.raw file.*ELF"),
+        ("a.xyz", b"\x7fELF and so on\x00", 0, r"format.*ELF.*\.xyz"),
         ("a.raw", b"", 0, "empty"),
     ],
 )
@@ -477,7 +475,7 @@ def test_errors_name_file_and_byte(tmp_path: Path, name, data, offset, words):
 def test_events_outside_the_sensor_are_refused_with_their_byte_or_dropped(tmp_path: Path):
     rows = np.array([[1, 2, 0, 0, 5], [33, 34, 0, 0, 6], [3, 4, 0, 1, 0]], np.uint8)
     path = _write(tmp_path / "a.bin", rows.tobytes())
-    with pytest.raises(FormatError, match=r"event 1 is at pixel \(33, 34\), outside the sensor of 34 x 34") as caught:
+    with pytest.raises(FormatError, match=r"event 1 .*\(33, 34\).* 34 x 34") as caught:
         gl.read_events(path, sensor=(34, 34))
     assert caught.value.offset == 5
     assert gl.read_events(path, sensor=(34, 34), repair="drop").time.tolist() == [5, 256]
@@ -507,7 +505,7 @@ def test_times_that_step_back_are_refused_with_their_byte(tmp_path: Path, kind):
         path, offset = _write(tmp_path / "a.es", head + b"\xff\x02\1\0\1\0" + b"\xff\x02\5\0\1\0"), 20 + 7
     else:
         path, offset = _write(tmp_path / "a.bin", bytes([0, 0, 0, 0, 9, 0, 0, 0, 0, 8])), 5
-    with pytest.raises(FormatError, match=r"has time|outside the sensor") as caught:
+    with pytest.raises(FormatError, match=r"time|sensor") as caught:
         gl.read_events(path)
     assert caught.value.offset == offset
     if kind != "es":
@@ -538,17 +536,17 @@ def test_empty_recordings_are_recordings(tmp_path: Path):
 
 def test_pickled_arrays_are_never_loaded(tmp_path: Path):
     np.save(tmp_path / "a.npy", np.array([{"x": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(FormatError, match="never unpickled"):
+    with pytest.raises(FormatError, match="Python objects"):
         gl.read_events(tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize(
     ("suffix", "t", "x", "words"),
     [
-        (".dat", 2**32, 0, "a time of"),
-        (".bin", 2**23, 0, "a time of"),
-        (".bin", 0, 256, "a column of"),
-        (".xyz", 0, 0, "written as"),
+        (".dat", 2**32, 0, "time .*[0-9]{7}"),
+        (".bin", 2**23, 0, "time .*[0-9]{7}"),
+        (".bin", 0, 256, "column .*256"),
+        (".xyz", 0, 0, r"\.npz.*\.xyz"),
     ],
 )
 def test_what_a_form_cannot_hold_is_not_written(tmp_path: Path, suffix, t, x, words):
@@ -588,7 +586,7 @@ def test_the_latest_time_is_written_and_read_back(tmp_path: Path):
 def test_an_event_stream_that_would_be_mostly_pauses_is_not_written(tmp_path: Path):
     time = np.array([1_700_000_000_000_000, 1_700_000_000_000_001])
     events = gl.Events.of({"x": time % 7, "y": time % 5, "t": time, "p": time % 2}, sensor=(34, 34))
-    with pytest.raises(ValueError, match=r"a byte for every 127 us.*repair='shift'"):
+    with pytest.raises(ValueError, match=r"127 us.*repair='shift'"):
         gl.write_events(tmp_path / "a.es", events)
     assert not list(tmp_path.iterdir())
     gl.write_events(tmp_path / "a.es", gl.Events.of(events, repair="shift"))

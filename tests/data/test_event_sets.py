@@ -103,7 +103,7 @@ def test_folds_are_stratified_and_equal():
         assert np.ptp(np.bincount(fold[labels == label], minlength=10)) <= 1
     assert sorted(splits.folds([0, 1], 2)) == [0, 1]
     for number in (1, 3):
-        with pytest.raises(ValueError, match="cannot be made"):
+        with pytest.raises(ValueError, match="folds"):
             splits.folds([0, 1], number)
 
 
@@ -140,18 +140,16 @@ def test_nmnist_holds_out_the_same_recordings_of_a_pack(nmnist: Path, tmp_path: 
 
 
 def test_missing_recordings_are_counted_and_named(nmnist: Path, tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="40 of the 60000 recordings"):
+    with pytest.raises(FileNotFoundError, match=r"40 of .*60000"):
         NMNIST(nmnist)
     with pytest.raises(FileNotFoundError, match="garrickorchard"):
         NMNIST(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="no folder airplane"):
+    with pytest.raises(FileNotFoundError, match="airplane"):
         CIFAR10DVS(nmnist)
     (tmp_path / "cifar" / "airplane").mkdir(parents=True)
-    with pytest.raises(
-        FileNotFoundError, match=r"0 of the 1000 recordings .* the first is .*cifar10_airplane_\d+\.aedat"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"0 of .*1000 .*cifar10_airplane_\d+\.aedat"):
         CIFAR10DVS(tmp_path / "cifar", "test")
-    with pytest.raises(ValueError, match="unknown split"):
+    with pytest.raises(ValueError, match="split"):
         NMNIST(nmnist, "everything")
 
 
@@ -161,7 +159,7 @@ def test_ncars_holds_out_contiguous_ranges_of_file_numbers(tmp_path: Path):
     numbers = [(4211, 4396)[n % 2] + 250 * (n // 2) for n in range(60)]
     put_pack(tmp_path / "ncars_train_0.npz.xz", recordings[:20], labels[:20])
     put_pack(tmp_path / "ncars_train_3.npz.xz", recordings[20:], labels[20:])
-    with pytest.raises(FileNotFoundError, match=r"file_numbers.npz is missing"):
+    with pytest.raises(FileNotFoundError, match=r"file_numbers\.npz"):
         NCars(tmp_path, "fit")
     np.savez(tmp_path / "ncars_train_file_numbers.npz", pack_0=numbers[:20], pack_3=numbers[20:])
     for n, events in enumerate(recordings):
@@ -184,14 +182,14 @@ def test_ncars_holds_out_contiguous_ranges_of_file_numbers(tmp_path: Path):
     assert len(whole) == 60
     # Packs follow one another.
     assert all(np.array_equal(whole[i][0].numpy(), recordings[i].numpy()) for i in (0, 19, 20, 59))
-    with pytest.raises(ValueError, match="the fold is 0 to 4, not 5"):
+    with pytest.raises(ValueError, match=r"fold.* 4.* 5"):
         NCars(tmp_path, "fit", 5)
-    with pytest.raises(FileNotFoundError, match="no test recordings"):
+    with pytest.raises(FileNotFoundError, match=r"packs.*test"):
         NCars(tmp_path, "test")
-    with pytest.raises(FileNotFoundError, match="60 of the 15422"):
+    with pytest.raises(FileNotFoundError, match=r"60 of .*15422"):
         NCars(tmp_path / "set")
     np.savez(tmp_path / "ncars_train_file_numbers.npz", pack_0=numbers[:20])
-    with pytest.raises(ValueError, match="20 file numbers for 60 recordings"):
+    with pytest.raises(ValueError, match=r"20 file numbers.* 60"):
         NCars(tmp_path, "fit")
 
 
@@ -204,7 +202,7 @@ def test_the_ranges_of_ncars_are_equal_and_meet():
         found = splits.range_of("n_cars", label, numbers)
         assert (np.diff(found) >= 0).all()
         assert np.ptp(np.bincount(found, minlength=5)) <= 1
-        with pytest.raises(ValueError, match=rf"{label} has the numbers .* not {first[-1]}"):
+        with pytest.raises(ValueError, match=rf"{label} .* {first[-1]}"):
             splits.range_of("n_cars", label, np.array([first[-1]]))
 
 
@@ -281,7 +279,7 @@ def test_a_batch_is_the_recordings_side_by_side(nmnist: Path, tmp_path: Path):
         (b"nothing", "Input format not supported"),
         (lzma.compress(b"nothing"), "File is not a zip file"),
         ({"y": [1]}, "There is no item named 'x.npy'"),
-        ({"x": np.array([None])}, "holds Python objects, which are never unpickled"),
+        ({"x": np.array([None])}, "Python objects"),
     ],
 )
 def test_a_file_that_is_no_pack_is_refused_by_name(tmp_path: Path, data, words):
@@ -290,7 +288,7 @@ def test_a_file_that_is_no_pack_is_refused_by_name(tmp_path: Path, data, words):
         np.savez(out, **data)
         data = lzma.compress(out.getvalue(), preset=0)
     (tmp_path / "nmnist_x_train.npz.xz").write_bytes(data)
-    with pytest.raises(gl.data.FormatError, match=f"nmnist_x_train.npz.xz: not a pack of recordings: .*{words}"):
+    with pytest.raises(gl.data.FormatError, match=f"nmnist_x_train.npz.xz: .*{words}"):
         NMNIST(tmp_path)
 
 

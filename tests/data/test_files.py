@@ -34,7 +34,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
 
 def test_a_file_is_not_taken_for_a_folder(tmp_path):
     (tmp_path / "x").write_bytes(b"before")
-    with pytest.raises(NotADirectoryError, match=r"x is a file, and a folder is needed there: choose another place$"):
+    with pytest.raises(NotADirectoryError, match=r"x is a file.*folder"):
         files.write_whole(tmp_path / "x" / "below" / "y.png", b"")
 
 

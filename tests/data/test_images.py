@@ -31,7 +31,7 @@ def test_frames_count_events():
     for wrong in ({"count": 0}, {"duration": 0}, {"count": 1, "duration": 1}):
         with pytest.raises(ValueError, match="frames"):
             gl.frames(FEW, **wrong)
-    with pytest.raises(TypeError, match=r"use gl.Events.of"):
+    with pytest.raises(TypeError, match=r"gl\.Events\.of"):
         gl.frames(np.zeros(3))
 
 
@@ -62,7 +62,7 @@ def test_time_surfaces_fade():
     both = gl.time_surface(gl.collate([FEW[:1], FEW]), decay=1000)
     assert both[0].nonzero().tolist() == [[1, 0, 0]]
     assert both[1].equal(surface)
-    with pytest.raises(ValueError, match="decay must be positive"):
+    with pytest.raises(ValueError, match="decay"):
         gl.time_surface(FEW, 0)
 
 
@@ -72,12 +72,12 @@ def test_whole_numbers_may_be_written_as_floats_and_others_are_refused():
     assert gl.voxel_grid(FEW, np.float32(3)).equal(gl.voxel_grid(FEW, np.int64(3)))  # type: ignore[arg-type]
     assert gl.time_surface(FEW, 1000, at=1e2).equal(gl.time_surface(FEW, 1000, at=100))  # type: ignore[arg-type]
     for made, words in (
-        (lambda: gl.frames(FEW, count=2.5), "frames: count must be a whole number of at least 1, not 2.5"),
-        (lambda: gl.frames(FEW, count=0), "frames: count must be a whole number of at least 1, not 0"),
-        (lambda: gl.frames(FEW, duration=float("nan")), "duration must be a whole number of at least 1, not nan"),
-        (lambda: gl.frames(FEW, duration=float("inf")), "duration must be a whole number of at least 1, not inf"),
-        (lambda: gl.voxel_grid(FEW, "3"), "voxel_grid: bins must be a whole number of at least 1, not '3'"),
-        (lambda: gl.time_surface(FEW, 1000, at=-1), "time_surface: at must be a whole number of at least 0, not -1"),
+        (lambda: gl.frames(FEW, count=2.5), r"frames: count .*2\.5"),
+        (lambda: gl.frames(FEW, count=0), "frames: count .*not 0"),
+        (lambda: gl.frames(FEW, duration=float("nan")), "duration .*nan"),
+        (lambda: gl.frames(FEW, duration=float("inf")), "duration .*inf"),
+        (lambda: gl.voxel_grid(FEW, "3"), "voxel_grid: bins .*'3'"),
+        (lambda: gl.time_surface(FEW, 1000, at=-1), "time_surface: at .*-1"),
     ):
         with pytest.raises(ValueError, match=words):
             made()
@@ -102,9 +102,9 @@ def test_padding_and_empty_recordings_count_nothing():
 def test_frames_across_a_jump_of_the_clock_are_refused_by_name():
     events = recording((0, 0, 5, 1), (0, 0, 1_700_000_000_000_000, 1), (0, 0, 1_700_000_000_000_010, 1))
     for options in ({"duration": 20}, {"count": 10_000}):
-        with pytest.raises(ValueError, match="no event comes for 1,699,999,999,999,995 us after row 0 of recording 0"):
+        with pytest.raises(ValueError, match=r"1,699,999,999,999,995 us .*row 0 of recording 0"):
             gl.frames(events, **options)
     assert gl.frames(events, count=2).sum((1, 2, 3)).tolist() == [1, 2]
     late = recording((0, 0, 10**15, 1), (0, 0, 10**15 + 6 * 10**9, 1))
-    with pytest.raises(ValueError, match="no event comes for 6,000,000,000 us after row 0 of recording 1"):
+    with pytest.raises(ValueError, match=r"6,000,000,000 us .*row 0 of recording 1"):
         gl.frames(gl.collate([FEW, late]), duration=1)

@@ -39,7 +39,7 @@ def test_what_the_reader_raises_comes_back(path: Path):
         read_isolated(bad_readers.raise_it, path.with_name("missing"), words="")
 
 
-@pytest.mark.parametrize(("reader", "words"), [("die", "SIGABRT"), ("eat", "of memory")])
+@pytest.mark.parametrize(("reader", "words"), [("die", "SIGABRT"), ("eat", "memory.*max_bytes")])
 def test_the_death_of_the_process_is_a_format_error(path: Path, reader, words):
     with pytest.raises(FormatError, match=words) as caught:
         read_isolated(getattr(bad_readers, reader), path)
@@ -48,7 +48,7 @@ def test_the_death_of_the_process_is_a_format_error(path: Path, reader, words):
 
 def test_a_hang_is_a_format_error(path: Path, monkeypatch):
     monkeypatch.setattr(isolation, "SECONDS", 3.0)
-    with pytest.raises(FormatError, match="did not come to an end in 3 seconds"):
+    with pytest.raises(FormatError, match="3 seconds"):
         read_isolated(bad_readers.hang, path)
 
 

@@ -39,11 +39,11 @@ def test_what_is_stored_must_be_there(path: Path):
     limits = Limits(path)
     limits.stored("points", 10, 12, 120)
     limits.stored("points", 0, 12, 0)
-    with pytest.raises(FormatError, match=r"some.file, byte 7: .*10 points of 12 bytes.*119 bytes.*hold 9"):
+    with pytest.raises(FormatError, match=r"some.file, byte 7: .*10 points of 12 bytes.*119 bytes.* 9"):
         limits.stored("points", 10, 12, 119, 7)
-    with pytest.raises(FormatError, match="negative"):
+    with pytest.raises(FormatError, match=r"-1 (points|bytes)"):
         limits.stored("points", -1, 12, 120)
-    with pytest.raises(FormatError, match="hold 0"):
+    with pytest.raises(FormatError, match=f"{10**30} points.* 0"):
         limits.stored("points", 10**30, 12, -5)
 
 
@@ -52,11 +52,9 @@ def test_the_parts_of_a_file_share_one_limit(path: Path):
     limits.unpacked("a", 60)
     limits.unpacked("b", 40)
     assert limits.left == 0
-    with pytest.raises(
-        FormatError, match=r"some.file, byte 3: c unpacks to at least 1 bytes, after 100.*100 in all.*max_bytes"
-    ):
+    with pytest.raises(FormatError, match=r"some.file, byte 3: c .* 1 bytes.* 100 .*max_bytes"):
         limits.unpacked("c", 1, 3)
-    with pytest.raises(FormatError, match="negative"):
+    with pytest.raises(FormatError, match=r"-1 (points|bytes)"):
         limits.unpacked("d", -1)
 
 
@@ -70,7 +68,7 @@ def test_an_archive_whose_directory_understates_a_member_is_not_unpacked_beyond_
     path.write_bytes(data)
     tracemalloc.start()
     try:
-        with pytest.raises(FormatError, match="broken archive"):
+        with pytest.raises(FormatError, match="archive"):
             read_cloud(path)
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:

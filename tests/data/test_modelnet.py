@@ -176,14 +176,14 @@ def test_missing_and_truncated_files_are_named(tmp_path):
     victim.unlink()
     with pytest.raises(FileNotFoundError, match="bathtub_0002"):
         ModelNet40(root, points=16)
-    with pytest.raises(FileNotFoundError, match="download"):
+    with pytest.raises(FileNotFoundError, match="Download"):
         ModelNet40(root / "nowhere")
     (root / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="no release"):
+    with pytest.raises(FileNotFoundError, match="release"):
         ModelNet40(root / "empty")
-    with pytest.raises(ValueError, match="unknown split"):
+    with pytest.raises(ValueError, match="split"):
         ModelNet40(root, "training")
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match=r"points .*0"):
         ModelNet40(root, points=0)
 
 
@@ -220,7 +220,7 @@ def test_a_pack_has_twelve_bits_per_coordinate_and_numbers_the_shapes_of_each_cl
         np.testing.assert_allclose(data.coords.flatten(1), values[:, :21] / 4095 - 0.5, atol=1e-6)
         assert data.labels.tolist() == label.tolist()
         assert data.names == ["airplane_0001", "airplane_0002", "bench_0001", "xbox_0001"]
-    with pytest.raises(FormatError, match="holds 10 points of each shape, not 11"):
+    with pytest.raises(FormatError, match=r"10 points.* 11"):
         ModelNet40(tmp_path, points=11)
 
 
@@ -232,7 +232,7 @@ def test_reads_the_pack_of_real_clouds(shared_data):
     assert data.names[0] == "airplane_0001"
     assert data.names[-1] == "xbox_0103"
     assert len(ModelNet40(shared_data, "validation", points=8)) == 985
-    with pytest.raises(FileNotFoundError, match="training shapes only"):
+    with pytest.raises(FileNotFoundError, match="training"):
         ModelNet40(shared_data, "test")
     clouds = gl.collate([data[i][0] for i in (0, 5000)])
     assert torch.equal(clouds.examples[1].coords, data.coords[5000])

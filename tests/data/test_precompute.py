@@ -221,7 +221,7 @@ def changed(change: str) -> Shapes:
 def test_examples_that_changed_are_noticed(tmp_path, change):
     made = gl.Precomputed(changed(""), tmp_path, plan(), shard=4)
     gl.Precomputed(changed(""), tmp_path, plan(), shard=4).verify()
-    words = r"000-00000.safetensors was made from another example [0-3]"
+    words = r"000-00000\.safetensors .*example [0-3]"
     with pytest.raises(ValueError, match=words):
         gl.Precomputed(changed(change), tmp_path, plan(), shard=4)
     trusting = gl.Precomputed(changed(change), tmp_path, plan(), shard=4, check=False)
@@ -237,7 +237,7 @@ def test_what_is_compared_is_what_was_kept_first(tmp_path):
     (made.folder / "000-00000.safetensors").unlink()
     data = shapes()
     data.labels[3] += 1
-    with pytest.raises(ValueError, match=r"001-00000.safetensors was made from another example 3"):
+    with pytest.raises(ValueError, match=r"001-00000\.safetensors .*example 3"):
         gl.Precomputed(data, tmp_path, plan(), repeats=3, shard=4)
     assert not (made.folder / "000-00000.safetensors").exists()
 
@@ -293,7 +293,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path):
         gl.Precomputed(shapes(), tmp_path, plan(), shard=10)
     other = gl.Precomputed(shapes(), tmp_path, plan(), shard=10, seed=1)
     path.write_bytes((other.folder / path.name).read_bytes())
-    with pytest.raises(FormatError, match=f"made for {other.key}"):
+    with pytest.raises(FormatError, match=other.key):
         gl.Precomputed(shapes(), tmp_path, plan(), shard=10)
 
 
@@ -406,7 +406,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, num_w
 
     with monkeypatch.context() as patch:
         patch.setattr("gridless.data.precompute.write", full_at_last)
-        with pytest.raises(OSError, match="2 of 3 files are complete"):
+        with pytest.raises(OSError, match="2 of 3 files"):
             gl.Precomputed(shapes(), tmp_path, plan(), shard=4, num_workers=num_workers)
     folder = tmp_path / whole.key
     assert sorted(p.name for p in folder.iterdir()) == ["000-00000.safetensors", "000-00001.safetensors", "about.json"]
@@ -463,11 +463,11 @@ def test_labels_may_be_tensors_and_examples_may_come_alone(tmp_path):
 
 
 def test_refuses_settings_that_make_no_sense(tmp_path):
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match=r"repeats .*0"):
         gl.Precomputed(shapes(), tmp_path, plan(), repeats=0)
     with pytest.raises(ValueError, match="empty"):
         gl.Precomputed(shapes(size=0), tmp_path, plan())
-    with pytest.raises(TypeError, match="cannot be stored"):
+    with pytest.raises(TypeError, match="stored"):
         shards.flatten(object())
 
 
@@ -486,7 +486,7 @@ class Labels:
 
 @pytest.mark.parametrize("labels", [(7, [1, 2, 3], 9), ([1, 2], 7, [3])])
 def test_labels_of_different_dimensions_are_refused_by_name(labels, tmp_path):
-    with pytest.raises(TypeError, match="of example 1 does not go with that of the first"):
+    with pytest.raises(TypeError, match="example 1"):
         gl.Precomputed(Labels(*labels), tmp_path, plan())
 
 
@@ -522,7 +522,7 @@ def test_arrays_that_are_damaged_are_found_by_verify(tmp_path):
     whole = bytearray(path.read_bytes())
     whole[-200] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(FormatError, match=f"{path.name}: its arrays are damaged"):
+    with pytest.raises(FormatError, match=f"{path.name}: .*damaged"):
         gl.Precomputed(shapes(), tmp_path, plan()).verify()
 
 
@@ -547,7 +547,7 @@ def test_numbers_that_are_not_finite_are_compared_by_their_places(tmp_path):
 
     for _ in range(2):
         gl.Precomputed(weighed(2), tmp_path, plan()).verify()
-    with pytest.raises(ValueError, match="was made from another example 0"):
+    with pytest.raises(ValueError, match="example 0"):
         gl.Precomputed(weighed(3), tmp_path, plan())
 
 
@@ -557,7 +557,7 @@ def test_another_label_of_one_point_is_noticed(tmp_path):
 
     gl.Precomputed(labelled(1), tmp_path, plan())
     gl.Precomputed(labelled(1), tmp_path, plan())
-    with pytest.raises(ValueError, match="was made from another example 0"):
+    with pytest.raises(ValueError, match="example 0"):
         gl.Precomputed(labelled(2), tmp_path, plan())
 
 
@@ -568,7 +568,7 @@ def test_what_identifies_a_data_set_is_part_of_the_key(tmp_path):
 
 
 def test_a_label_that_is_there_later_only_is_refused_by_name(tmp_path):
-    with pytest.raises(TypeError, match="'1/' of example 1 does not go with that of the first"):
+    with pytest.raises(TypeError, match=r"'1/' .*example 1"):
         gl.Precomputed(Given((torch.rand(9, 3), None), (torch.rand(9, 3), torch.tensor(1))), tmp_path, plan())
 
 
@@ -580,7 +580,7 @@ def test_half_precision_is_stored_to_the_bit(tmp_path):
 
 
 def test_types_that_cannot_be_stored_are_refused_by_name(tmp_path):
-    with pytest.raises(TypeError, match=r"'1/' is torch.complex128"):
+    with pytest.raises(TypeError, match=r"'1/' .*torch\.complex128"):
         gl.Precomputed(Given((torch.rand(9, 3), torch.ones(2, dtype=torch.complex128))), tmp_path, plan())
 
 
@@ -600,9 +600,7 @@ class Fatal(Given):
 @pytest.mark.slow
 def test_a_process_that_is_killed_leaves_what_is_complete(tmp_path):
     data = Fatal(*((torch.rand(9, 3), i) for i in range(6)))
-    with pytest.raises(
-        RuntimeError, match=r"one of 1 processes was killed, .* fewer \(num_workers\); .* complete stay"
-    ):
+    with pytest.raises(RuntimeError, match=r"1 processes .*killed.*num_workers"):
         gl.Precomputed(data, tmp_path, plan(), shard=2, num_workers=1)
     assert len(list(tmp_path.glob("*/*.safetensors"))) == 2
 

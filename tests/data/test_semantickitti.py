@@ -111,26 +111,26 @@ def test_returns_without_a_place_have_no_label_and_no_cell(release):
 def test_what_is_no_release_is_refused(release, tmp_path):
     (tmp_path / "empty").mkdir()
     for arguments, error, words in [
-        ((tmp_path / "gone",), FileNotFoundError, "there is no .*gone"),
-        ((tmp_path / "empty",), FileNotFoundError, "holds no release"),
-        ((release, "test"), FileNotFoundError, "no scans of the sequences for 'test': 11, 12"),
-        ((release, "all"), ValueError, "unknown split"),
-        ((release, "fit", None, 0), ValueError, "scans must be at least 1"),
+        ((tmp_path / "gone",), FileNotFoundError, "gone"),
+        ((tmp_path / "empty",), FileNotFoundError, "empty .*sequences/00"),
+        ((release, "test"), FileNotFoundError, "'test'.* 11, 12"),
+        ((release, "all"), ValueError, "split 'all'"),
+        ((release, "fit", None, 0), ValueError, "scans .*0"),
     ]:
         with pytest.raises(error, match=words):
             gl.data.SemanticKITTI(*arguments)
     labels = release / "sequences" / "00" / "labels" / "000000.label"
     labels.write_bytes(np.full(400, 77, "<u4").tobytes())
-    with pytest.raises(gl.data.FormatError, match="has the label 77, which SemanticKITTI does not know"):
+    with pytest.raises(gl.data.FormatError, match="label 77"):
         gl.data.SemanticKITTI(release, "fit").example(0)
     labels.write_bytes(b"\0" * 8)
-    with pytest.raises(gl.data.FormatError, match="holds 2 labels"):
+    with pytest.raises(gl.data.FormatError, match="2 labels"):
         gl.data.SemanticKITTI(release, "fit").example(0)
     (release / "sequences" / "00" / "poses.txt").write_text("1 0 0\n")
     with pytest.raises(gl.data.FormatError, match=r"poses"):
         gl.data.SemanticKITTI(release, "fit", scans=2).example(1)
     np.savez(tmp_path / "semantickitti_22_scans.npz", planes=np.zeros(3, np.uint8))
-    with pytest.raises(gl.data.FormatError, match="not a whole pack"):
+    with pytest.raises(gl.data.FormatError, match="pack"):
         gl.data.SemanticKITTI(tmp_path / "semantickitti_22_scans.npz")
 
 
@@ -140,17 +140,17 @@ def test_scans_without_labels_are_read_but_neither_learned_nor_judged(release, t
     (release / "sequences" / "08").rename(release / "sequences" / "11")
     recipe = Recipe.from_dict({"model": {"model": "point_unet", "classes": 19}, "data": "semantickitti"})
     assert (gl.data.SemanticKITTI(release, "fit").example(4).rows["label"] == -1).all()
-    with pytest.raises(FileNotFoundError, match=r"1 of the 6 scans of 'fit' .* misses .*03/labels/000001.label"):
+    with pytest.raises(FileNotFoundError, match=r"1 of .*6 scans of 'fit' .*03/labels/000001.label"):
         load_data(recipe, release, "fit")
     assert (gl.data.SemanticKITTI(release, "test").example(0).rows["label"] == -1).all()
-    with pytest.raises(ValueError, match=r"points of 'test' have no labels: .* --split validation"):
+    with pytest.raises(ValueError, match=r"'test' .*labels.* --split validation"):
         load_data(recipe, release, "test")
 
 
 def test_several_scans_as_one_say_where_poses_come_from(release):
     for name, origin in (("poses.txt", "data_odometry_labels.zip"), ("calib.txt", "data_odometry_calib.zip")):
         (release / "sequences" / "00" / name).unlink()
-        with pytest.raises(FileNotFoundError, match=f"no .*{name}: take it from .*{origin}"):
+        with pytest.raises(FileNotFoundError, match=f"{name}.*{origin}"):
             gl.data.SemanticKITTI(release, "fit", scans=2).example(1)
 
 
@@ -177,7 +177,7 @@ def test_a_pack_holds_two_scans_of_each_sequence(tmp_path):
     assert torch.equal(fit.example(1).coords, torch.from_numpy(x[5:10]).float() / 100)
     assert fit.example(0).rows["label"].min() >= -1
     torch.testing.assert_close(fit.example(1).rows["intensity"], torch.arange(5, 10) / 255)
-    with pytest.raises(ValueError, match="single scans with labels only"):
+    with pytest.raises(ValueError, match="single scans"):
         gl.data.SemanticKITTI(tmp_path, "test")
 
 
@@ -232,5 +232,5 @@ def test_a_release_is_a_folder_of_scans_too(release):
     assert data.part_names == ["40", "50", "car"]
     assert data.listing.others == (".label", "README.txt", "calib.txt", "poses.txt")
     (release / "sequences" / "03" / "labels" / "000001.label").unlink()
-    with pytest.raises(ValueError, match=r"000001.bin: its labels are neither in .*000001.label nor in .*labels"):
+    with pytest.raises(ValueError, match=r"000001.bin: .*labels.*000001.label.*labels"):
         gl.data.CloudFolder(release, label="auto", up="z", keep_scale=True)

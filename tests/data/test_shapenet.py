@@ -119,21 +119,21 @@ def test_what_was_read_from_text_is_kept_until_a_file_changes(release: Path, mon
     assert ShapeNetPart(release, "train", points=16).sizes.min() == 5
     file.unlink()
     for cache in (True, False):
-        with pytest.raises(FileNotFoundError, match=r"1 of the 3 files of 'train' are missing, the first is .*a\.txt"):
+        with pytest.raises(FileNotFoundError, match=r"1 of .*3 files of 'train' .*a\.txt"):
             ShapeNetPart(release, "train", points=16, cache=cache)
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("1 2 3 0 0 1 12\n1 2 3 0 0", "truncated, or not of this release"),
+        ("1 2 3 0 0 1 12\n1 2 3 0 0", "release"),
         ("1 2 3 0 0 1\n", "seven numbers"),
         ("", "seven numbers"),
-        ("1 2 x 0 0 1 12\n", "truncated, or not of this release"),
+        ("1 2 x 0 0 1 12\n", "release"),
         ("1 2 nan 0 0 1 12\n", "seven numbers"),
-        ("1 2 3 0 0 1 36\n", "its parts must be 12 to 15"),
-        ("1 2 3 0 0 1 16\n", "its parts must be 12 to 15"),
-        ("1 2 3 0 0 1 11\n", "its parts must be 12 to 15"),
+        ("1 2 3 0 0 1 36\n", "12 to 15"),
+        ("1 2 3 0 0 1 16\n", "12 to 15"),
+        ("1 2 3 0 0 1 11\n", "12 to 15"),
     ],
 )
 def test_damaged_shapes_are_refused_by_name(release: Path, text: str, reason: str):
@@ -148,15 +148,15 @@ def test_damaged_lists_and_missing_folders_are_named(release: Path, tmp_path: Pa
     root = release / "shapenetcore_partanno_segmentation_benchmark_v0_normal"
     listing = root / "train_test_split" / "shuffled_val_file_list.json"
     listing.write_text('["shape_data/123/x"]')
-    with pytest.raises(FormatError, match=r"val_file_list\.json.*'123/x' is of no category"):
+    with pytest.raises(FormatError, match=r"val_file_list\.json.*'123/x'"):
         ShapeNetPart(root)
     listing.write_text("[1, 2")
-    with pytest.raises(FormatError, match="not a list of shapes"):
+    with pytest.raises(FormatError, match="list of shapes"):
         ShapeNetPart(root)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="holds no release"):
+    with pytest.raises(FileNotFoundError, match=r"empty .*train_test_split"):
         ShapeNetPart(tmp_path / "empty")
-    with pytest.raises(FileNotFoundError, match="download the release"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere.*[Dd]ownload"):
         ShapeNetPart(tmp_path / "nowhere")
 
 
@@ -180,11 +180,11 @@ def test_a_pack_gives_its_points_back(tmp_path: Path):
             grid = ((data.coords[k, :size] + 1) / 2 * 511).round().int().tolist()
             assert all(wanted[i][tuple(p)] == part for p, part in zip(grid, data.parts[k].tolist(), strict=False))
             assert len({tuple(p) for p in grid}) == size
-    with pytest.raises(FileNotFoundError, match="training shapes only"):
+    with pytest.raises(FileNotFoundError, match="training"):
         ShapeNetPart(tmp_path, "test")
     whole = (tmp_path / "shapenetpart_trainval.npz").read_bytes()
     (tmp_path / "shapenetpart_trainval.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FormatError, match="not a whole pack"):
+    with pytest.raises(FormatError, match="pack"):
         ShapeNetPart(tmp_path)
 
 

@@ -42,7 +42,7 @@ def test_points_fall_uniformly_by_area(name):
 
 
 def test_unknown_shape_names_what_exists():
-    with pytest.raises(ValueError, match="no class 'teapot'; there are ball"):
+    with pytest.raises(ValueError, match=r"class 'teapot'.*ball"):
         Shapes(1, class_names=["teapot"])
 
 
@@ -95,11 +95,11 @@ def test_transforms_are_applied_in_order():
 
 
 def test_glyph_settings_are_checked():
-    with pytest.raises(ValueError, match="sensor of 8 x 8"):
+    with pytest.raises(ValueError, match=r"sensor .*\(4, 4\)"):
         MovingGlyphs(1, sensor=(4, 4))
-    with pytest.raises(ValueError, match="threshold must be positive"):
+    with pytest.raises(ValueError, match="threshold"):
         MovingGlyphs(1, threshold=0)
-    with pytest.raises(IndexError, match="MovingGlyphs has no example 3: there are 3"):
+    with pytest.raises(IndexError, match=r"MovingGlyphs .*example 3.* 3"):
         MovingGlyphs(3)[3]
 
 

@@ -214,7 +214,7 @@ def test_refuses_limits(limit: object) -> None:
 def test_refuses_more_edges_than_int32_before_they_are_allocated(examples: int) -> None:
     size = 50_000 if examples == 1 else 17_000
     x = Cloud(torch.zeros(size * examples, 1), torch.arange(examples + 1) * size)
-    with pytest.raises(ValueError, match=f"{size * size * examples} edges are more than"):
+    with pytest.raises(ValueError, match=f"{size * size * examples} edges"):
         gl.ball(x, x, 1.0)
 
 
@@ -244,9 +244,7 @@ def test_vectors_of_any_machine_find_the_same(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("radius", ["a", None, True, [0.1]])
 def test_refuses_radii_that_are_no_numbers(radius: object) -> None:
     cloud = gl.Cloud.of(torch.rand(4, 3))
-    with pytest.raises(
-        TypeError, match=r"ball: radius must be a number, such as 0.1, in the units of the points, not "
-    ):
+    with pytest.raises(TypeError, match=r"ball: radius "):
         gl.ball(cloud, cloud, radius)  # type: ignore[arg-type]
 
 

@@ -106,13 +106,13 @@ def test_padding_sees_nothing(device):
 def test_what_does_not_fit_together_is_refused():
     events = stream((20,))
     fired = lif(events, **SETTINGS)
-    with pytest.raises(ValueError, match="leaves a grid of 7 x 6"):
+    with pytest.raises(ValueError, match=r"stride .* 7 x 6"):
         causal(events, fired, 3, 1)
-    with pytest.raises(ValueError, match="made from 20 events"):
+    with pytest.raises(ValueError, match="20 events"):
         causal(events[:10], fired, 3, 2)
-    with pytest.raises(ValueError, match="does not know its causes"):
+    with pytest.raises(ValueError, match="causes"):
         causal(events, events[:10], 3, 1)
-    with pytest.raises(ValueError, match="window"):
+    with pytest.raises(ValueError, match=r"window .*-1"):
         causal(events, events, 3, 1, -1)
-    with pytest.raises(ValueError, match="kernel"):
+    with pytest.raises(ValueError, match=r"kernel .*cross4"):
         causal(events, events, "cross4", 1)

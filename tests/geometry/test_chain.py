@@ -150,7 +150,7 @@ def test_points_of_another_type_or_shape_are_refused_as_they_are_in_a_cloud(dtyp
     with pytest.raises(TypeError, match="float32 or float64"):
         plan(scattered(5, 3).to(dtype))
     for x in (scattered(5, 2), scattered(5, 2).numpy()):
-        with pytest.raises(ValueError, match="points of 3 dimensions, not 2"):
+        with pytest.raises(ValueError, match=r"3 dimensions.* 2"):
             plan(x)
 
 

@@ -79,7 +79,7 @@ def test_clouds_that_do_not_belong_together_are_refused(search):
         (gl.Cloud.of(scattered(5, 2)), ValueError, "dimensions"),
         (gl.Cloud.of(x.double()), TypeError, "float64"),
         (gl.Cloud.of([x] * 2), ValueError, "examples"),
-        (meta, ValueError, "is on .*meta"),
+        (meta, ValueError, "cpu.*meta"),
         (x, TypeError, r"Cloud\.of"),
     ):
         with pytest.raises(error, match=words):
@@ -95,9 +95,9 @@ def test_samplers_take_clouds_alone(sample):
 @over_edges
 def test_edges_of_another_cloud_are_refused(backend, device, sample):
     cloud, other = gl.Cloud.of(scattered(5, 3)).to(device), gl.Cloud.of(scattered(6, 3)).to(device)
-    with pytest.raises(ValueError, match="must be a search of this cloud in itself"):
+    with pytest.raises(ValueError, match=r"near .* 6 "):
         sample(cloud, gl.ball(other, other, 0.1))
-    with pytest.raises(TypeError, match="near must be Edges"):
+    with pytest.raises(TypeError, match=r"near .*Edges.*float"):
         sample(cloud, 0.1)
 
 

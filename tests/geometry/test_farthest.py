@@ -225,7 +225,7 @@ def test_start_must_be_a_row(start):
 
 def test_rejection_needs_edges_and_begins_in_index_order():
     cloud = gl.Cloud.of(scattered(30, 3))
-    with pytest.raises(ValueError, match="needs near"):
+    with pytest.raises(ValueError, match=r"reject=True.* near"):
         gl.farthest_sample(cloud, 3, reject=True)
     with pytest.raises(ValueError, match=r"farthest_sample: .*reject=True"):
         gl.farthest_sample(cloud, 3, start=2, near=gl.ball(cloud, cloud, 0.1), reject=True)

@@ -136,27 +136,27 @@ def test_a_plan_samples_by_cells():
     assert torch.equal(geometry[few].coords, gl.grid_sample(x, 0.25, "nearest").coords)
     assert torch.equal(geometry[few].rows["label"], gl.grid_sample(x, 0.25, "nearest", {"label": "most"}).rows["label"])
     assert geometry[near].num_source == len(geometry[few])
-    with pytest.raises(ValueError, match="keep must be one of first, nearest, mean"):
+    with pytest.raises(ValueError, match=r"keep .*first, nearest, mean.*middle"):
         plan.grid_sample(cloud, 0.25, "middle")
-    with pytest.raises(ValueError, match="cell must be a positive number"):
+    with pytest.raises(ValueError, match=r"cell .*-1"):
         plan.grid_sample(cloud, -1)
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"cell": 0}, "cell must be a positive number"),
-        ({"cell": float("nan")}, "cell must be a positive number"),
-        ({"cell": "0.1"}, "cell must be a positive number"),
-        ({"cell": 0.1, "keep": "last"}, "keep must be one of"),
-        ({"cell": 0.1, "rows": {"height": "most"}}, "one whole number a point"),
-        ({"cell": 0.1, "rows": {"wave": "mean"}}, "rows 'wave' are complex"),
-        ({"cell": 0.1, "rows": {"wave": "most"}}, "rows 'wave' are complex"),
+        ({"cell": 0}, "cell .*0"),
+        ({"cell": float("nan")}, "cell .*nan"),
+        ({"cell": "0.1"}, r"cell .*'0\.1'"),
+        ({"cell": 0.1, "keep": "last"}, "keep .*'last'"),
+        ({"cell": 0.1, "rows": {"height": "most"}}, "'height'.*most"),
+        ({"cell": 0.1, "rows": {"wave": "mean"}}, "'wave' .*complex"),
+        ({"cell": 0.1, "rows": {"wave": "most"}}, "'wave' .*complex"),
         ({"cell": 0.1, "rows": {"height": "sum"}}, "'sum'.* kept, mean, most"),
-        ({"cell": 1e-18}, "too small to be counted"),
-        ({"cell": 0.1, "origin": [0.0, float("nan"), 0.0]}, r"origin must be 3 finite numbers, not \[0.0, nan, 0.0\]"),
-        ({"cell": 0.1, "origin": [float("inf"), 0.0, 0.0]}, "origin must be 3 finite numbers"),
-        ({"cell": 0.1, "origin": [1.0]}, "origin must be 3 finite numbers"),
+        ({"cell": 1e-18}, "cell.*1e-18"),
+        ({"cell": 0.1, "origin": [0.0, float("nan"), 0.0]}, r"origin .* 3 .*\[0\.0, nan, 0\.0\]"),
+        ({"cell": 0.1, "origin": [float("inf"), 0.0, 0.0]}, "origin .* 3 .*inf"),
+        ({"cell": 0.1, "origin": [1.0]}, r"origin .* 3 .*\[1\.0\]"),
     ],
 )
 def test_refuses_by_name(arguments, error):
@@ -166,7 +166,7 @@ def test_refuses_by_name(arguments, error):
 
 
 def test_refuses_rows_that_are_not_there(backend, device):
-    with pytest.raises(KeyError, match="no rows 'label'"):
+    with pytest.raises(KeyError, match="'label'"):
         gl.grid_sample(gl.Cloud.of(scattered(3, 3).to(device)), 0.1, rows={"label": "most"})
 
 

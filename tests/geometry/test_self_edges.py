@@ -52,9 +52,9 @@ def test_padding_stays_behind_the_edges():
 
 def test_edges_to_another_cloud_are_refused():
     cloud, sample = cloud_of([40]), gl.farthest_sample(cloud_of([30]), 10)
-    with pytest.raises(ValueError, match="without_self: the sample has 10 points of 30"):
+    with pytest.raises(ValueError, match=r"without_self: .*10 points of 30"):
         gl.geometry.without_self(gl.ball(cloud, sample, 0.4), sample)
-    with pytest.raises(ValueError, match="40 sources and 10 targets"):
+    with pytest.raises(ValueError, match=r"40 sources .*10 targets"):
         gl.geometry.without_self(gl.ball(cloud, sample, 0.4))
 
 

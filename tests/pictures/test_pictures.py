@@ -59,18 +59,18 @@ def test_rows_give_the_colours(points, recording, tmp_path):
     for picture in (show(cloud), show(cloud, colour="height"), show(events, colour="weight")):
         assert picture.save(tmp_path / "a.png").stat().st_size > 2000
         assert picture.save(tmp_path / "a.html").stat().st_size > 2000
-    with pytest.raises(ValueError, match="'wide' of shape"):
+    with pytest.raises(ValueError, match=r"'wide' .*shape"):
         show(cloud, colour="wide")
-    with pytest.raises(KeyError, match="no rows 'class'"):
+    with pytest.raises(KeyError, match="'class'"):
         show(cloud, colour="class")
 
 
 def test_what_cannot_be_drawn_says_why(points, recording, tmp_path):
-    with pytest.raises(ValueError, match=r"must end in \.png"):
+    with pytest.raises(ValueError, match=r"cloud\.docx.*\.png"):
         show(points).save(tmp_path / "cloud.docx")
-    with pytest.raises(ValueError, match="draws one example"):
+    with pytest.raises(ValueError, match=r"show.* 2 .*examples"):
         show(gl.Cloud.of([torch.rand(3, 3), torch.rand(4, 3)]))
-    with pytest.raises(ValueError, match="drawn on clouds"):
+    with pytest.raises(ValueError, match=r"neighbourhoods.*events"):
         show(recording, sample=points)
 
 
@@ -190,7 +190,7 @@ def test_up_is_any_axis(points):
         # Turned, and not mirrored.
         turned = show(torch.eye(3), up=up).points()[0]
         assert np.linalg.det(turned) == pytest.approx(1)
-    with pytest.raises(ValueError, match="up is x, y or z"):
+    with pytest.raises(ValueError, match=r"up .*'w'"):
         show(points, up="w")
 
 
@@ -226,7 +226,7 @@ def test_events_are_seen_as_frames_and_surfaces(recording, tmp_path):
     for picture in (frame, surface):
         assert picture.save(tmp_path / "a.png").stat().st_size > 2000
         assert "<img" in picture.html()
-    with pytest.raises(ValueError, match="a cloud is not"):
+    with pytest.raises(ValueError, match="view 'frame'"):
         show(torch.rand(3, 3), view="frame")
 
 
@@ -255,9 +255,9 @@ def test_videos_show_every_event_once(recording, tmp_path):
         assert film.n_frames > 5
         assert film.info["duration"] == 50
     assert show(recording).save(tmp_path / "b.gif").exists()
-    with pytest.raises(ValueError, match=r"must end in \.gif or \.mp4"):
+    with pytest.raises(ValueError, match=r"a\.avi.*\.gif"):
         show(recording).video(tmp_path / "a.avi")
-    with pytest.raises(ValueError, match="a video shows events"):
+    with pytest.raises(ValueError, match="video"):
         show(torch.rand(3, 3)).video(tmp_path / "a.gif")
     with pytest.raises(ValueError, match="no events"):
         show(recording[:0]).video(tmp_path / "a.gif")
@@ -265,7 +265,7 @@ def test_videos_show_every_event_once(recording, tmp_path):
 
 def test_mp4_needs_ffmpeg(recording, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(FileNotFoundError, match=r"install it, or write a .gif"):
+    with pytest.raises(FileNotFoundError, match=r"ffmpeg.*\.gif"):
         show(recording).video(tmp_path / "a.mp4")
     # A stand-in that takes the pixels: what is there is written whole.
     tool = tmp_path / "ffmpeg"
@@ -274,7 +274,7 @@ def test_mp4_needs_ffmpeg(recording, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert show(recording).video(tmp_path / "a.mp4", speed=0.2).stat().st_size % (306 * 306 * 3) == 0
     tool.write_text("#!/bin/sh\necho no such codec >&2\nexit 3\n")
-    with pytest.raises(RuntimeError, match=r"could not write b.mp4: no such codec"):
+    with pytest.raises(RuntimeError, match=r"b\.mp4.*no such codec"):
         show(recording).video(tmp_path / "b.mp4")
     assert not (tmp_path / "b.mp4").exists()
 

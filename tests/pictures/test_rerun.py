@@ -17,7 +17,7 @@ def test_without_rerun_the_remedy_is_said(monkeypatch):
         gl.show(torch.rand(9, 3), viewer="rerun")
     with pytest.raises(ValueError, match="viewer"):
         gl.show(torch.rand(9, 3), viewer="glasses")
-    with pytest.raises(ValueError, match="predictions"):
+    with pytest.raises(ValueError, match=r"predictions.*rerun"):
         gl.show(torch.rand(9, 3), predictions=[])
 
 

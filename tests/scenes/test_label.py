@@ -188,7 +188,7 @@ def test_files_with_different_rows_become_a_ply_of_what_all_have(weights, tmp_pa
     (tmp_path / "in" / "b.las").write_bytes(las(x[100:200], 3, False, "1.2"))
     wide = np.arange(100, dtype=np.uint64) + np.uint64(2**52)
     np.savez(tmp_path / "in" / "c.npz", xyz=x[200:], user_data=wide, gps_time=np.zeros((100, 2)))
-    with pytest.warns(UserWarning, match=r"gps_time, .*rgb: left out, because not all files of the scene have them"):
+    with pytest.warns(UserWarning, match=r"gps_time, .*rgb"):
         label_scene(tmp_path / "in", weights, tmp_path / "out.ply")
     label_scene(tmp_path / "in", weights, tmp_path / "out.npy")
     found = gl.read_cloud(tmp_path / "out.ply")
@@ -225,9 +225,9 @@ def test_the_output_is_no_part_of_the_scene(weights, tmp_path):
     before = (folder / "a.npy").read_bytes()
     (tmp_path / "link.npy").symlink_to(folder / "a.npy")
     for out, error in [
-        (folder / "a.npy", r"a\.npy is a file of the scene: give another name"),
-        (tmp_path / "link.npy", r"link\.npy is a file of the scene: give another name"),
-        (folder / "b.ply", r"b\.ply would be a part of the scene, which is all of .*: give another folder"),
+        (folder / "a.npy", r"--out .*a\.npy is a file of the scene"),
+        (tmp_path / "link.npy", r"--out .*link\.npy is a file of the scene"),
+        (folder / "b.ply", r"--out .*b\.ply .*folder"),
     ]:
         with pytest.raises(ValueError, match=error):
             label_scene(folder, weights, out)
@@ -242,7 +242,7 @@ def test_colours_on_two_scales_are_refused_as_in_training(tmp_path):
         rgb = np.full((50, 3), 200, kind)
         np.savez(tmp_path / "in" / f"{kind.__name__}.npz", xyz=street(50), rgb=rgb)
     model = gl.models.point_unet(3, width=8, levels=1, radius=0.4, in_channels=3)
-    with pytest.raises(ValueError, match=r"'rgb' is divided by 65535 in .*uint16\.npz and by 255 in .*uint8\.npz"):
+    with pytest.raises(ValueError, match=r"'rgb' .* 65535 in .*uint16\.npz .* 255 in .*uint8\.npz"):
         label_scene(tmp_path / "in", model, tmp_path / "out.npy", how=Preparation(features=("rgb",)))
 
 
@@ -257,7 +257,7 @@ def test_a_scene_that_changes_while_it_is_labelled_is_refused(suffix, city, weig
         return whole(self, tile)
 
     monkeypatch.setattr(Labeller, "label", changes)
-    with pytest.raises(ValueError, match=r"in\.laz was changed while it was labelled: start again"):
+    with pytest.raises(ValueError, match=r"in\.laz .*changed"):
         label_scene(file, weights, tmp_path / f"out{suffix}")
     assert not (tmp_path / f"out{suffix}").exists()
     monkeypatch.setattr(Labeller, "label", whole)
@@ -381,7 +381,7 @@ def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
     rows[321, 3] = np.nan
     rows.tofile(tmp_path / "scan.bin")
     model = gl.models.point_unet(3, width=8, levels=1, radius=0.4, in_channels=1)
-    with pytest.raises(ValueError, match=r"point 321 of .*scan\.bin has 'intensity' that is not finite"):
+    with pytest.raises(ValueError, match=r"point 321 of .*scan\.bin.*'intensity'.*finite"):
         label_scene(tmp_path / "scan.bin", model, tmp_path / "out.npy", how=Preparation(features=("intensity",)))
     assert [file.name for file in tmp_path.iterdir()] == ["scan.bin"]
 
@@ -401,7 +401,7 @@ def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix,
     scan[kept] = x[mixed]
     scan[450, 1:] = 0, np.inf
     np.save(tmp_path / "scan.npy", scan)
-    with pytest.warns(UserWarning, match=r"scan\.npy: 102 of 602 points are not finite: their label is 0"):
+    with pytest.warns(UserWarning, match=r"scan\.npy: 102 of 602 points .*finite"):
         counts = label_scene(tmp_path / "scan.npy", weights, tmp_path / f"out{suffix}", size=5.0)
     assert counts == whole
     out = tmp_path / f"out{suffix}"
@@ -409,7 +409,7 @@ def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix,
     assert np.array_equal(labels[kept], np.load(tmp_path / "whole_labels.npy")[mixed])
     assert not labels[gaps].any()
     np.save(tmp_path / "none.npy", scan[100:200])
-    with pytest.raises(ValueError, match=r"none\.npy holds no points that are finite"):
+    with pytest.raises(ValueError, match=r"none\.npy.*finite"):
         label_scene(tmp_path / "none.npy", weights, tmp_path / "none_labels.npy")
 
 
@@ -427,7 +427,7 @@ def test_a_scan_has_the_same_labels_as_text_and_as_numbers(weights, tmp_path):
 def test_weights_for_clouds_on_the_unit_sphere_label_no_scene(city, weights, tmp_path):
     model = gl.load(weights)
     model.about |= {"recipe": {"data": "folder"}, "class_names": ["a", "b"]}
-    with pytest.raises(ValueError, match="are for clouds on the unit sphere: train with keep_scale, or blocks"):
+    with pytest.raises(ValueError, match=r"unit sphere.*keep_scale"):
         write_labels(model, city, tmp_path)
     for options in ({"keep_scale": True}, {"block": 5.0}):
         model.about["recipe"]["data_options"] = options
@@ -459,12 +459,12 @@ def test_one_point_equal_points_and_points_far_apart_are_labelled(x, weights, tm
 @pytest.mark.parametrize(
     ("far", "dtype", "error"),
     [
-        ((1e38, 0, 0), np.float32, r"point 7 of .*in\.npy is at 1e\+38, 0, 0, too far out for tiles: remove such"),
-        ((0, -1e300, 0), np.float64, r"point 7 of .*in\.npy is at 0, -1e\+300, 0, too far out for tiles"),
+        ((1e38, 0, 0), np.float32, r"point 7 of .*in\.npy .*1e\+38, 0, 0"),
+        ((0, -1e300, 0), np.float64, r"point 7 of .*in\.npy .*0, -1e\+300, 0"),
         (
             (1, 1, -9999),
             np.float64,
-            "points are from -9999 to .* along axis 2, too far apart .*: remove those far from",
+            "-9999 to .* axis 2.* float32",
         ),
     ],
 )
@@ -497,7 +497,7 @@ def test_two_runs_to_one_output_are_refused(city, weights, tmp_path, monkeypatch
     out = tmp_path / "out.laz"
 
     def second(self, tile):
-        with pytest.raises(ValueError, match=r"another run is writing .*out\.laz"):
+        with pytest.raises(ValueError, match=r"another run .*out\.laz"):
             label_scene(city, weights, out)
         raise KeyboardInterrupt
 
@@ -534,13 +534,13 @@ def test_a_disk_that_fills_loses_nothing(suffix, city, weights, tmp_path, monkey
     with monkeypatch.context() as patch:
         for module in (label, ply):
             patch.setattr(module, "whole_file", lambda path: Full(f"{path}.new", "w") if path == out else whole(path))
-        with pytest.raises(OSError, match=r"no space left while writing .*make room and start again"):
+        with pytest.raises(OSError, match=r"no space left .*out\."):
             label_scene(city, weights, out)
     assert not out.exists()
     with monkeypatch.context() as patch:
         # Where labels will be is taken first: memory that is mapped to a full disk ends a process without a word.
         patch.setattr(os, "posix_fallocate", too_large, raising=False)
-        with pytest.raises(OSError, match=r"files may not be so large here \(ulimit -f\) while writing .*make room"):
+        with pytest.raises(OSError, match=r"ulimit -f.*out\."):
             label_scene(city, weights, out)
     monkeypatch.setattr(Labeller, "label", None)
     assert sum(label_scene(city, weights, out).values()) == 4000
@@ -550,7 +550,7 @@ def test_a_disk_that_fills_loses_nothing(suffix, city, weights, tmp_path, monkey
 @pytest.mark.slow
 def test_a_cluster_that_cannot_be_reached_is_said_before_any_work(city, weights, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match="pip install ray"):
+    with pytest.raises(ImportError, match="install ray"):
         label_scene(city, weights, tmp_path / "out.laz", ray="auto")
     assert not list(tmp_path.iterdir())
 
@@ -562,15 +562,15 @@ def test_what_cannot_be_written_is_refused_before_any_work(city, weights, tmp_pa
     np.save(tmp_path / "a.npy", street(50))
     np.save(tmp_path / "none.npy", np.zeros((0, 3)))
     for source, network, out, error in [
-        (city, weights, "out.txt", r"written as \.las, \.laz, \.ply, \.npy"),
-        (tmp_path / "a.npy", weights, "out.laz", r"write a \.ply"),
-        (tmp_path / "old.las", many, "out.laz", "can be of 32 classes, and the network has 40"),
-        (tmp_path / "none.npy", weights, "out.npy", "holds no points"),
-        (city, gl.models.point_unet_plus((4,)), "out.npy", "cannot label a scene"),
+        (city, weights, "out.txt", r"--out .*out\.txt.*\.las, \.laz, \.ply, \.npy"),
+        (tmp_path / "a.npy", weights, "out.laz", r"--out .*a\.npy.* \.ply"),
+        (tmp_path / "old.las", many, "out.laz", "32 classes.* 40"),
+        (tmp_path / "none.npy", weights, "out.npy", r"none\.npy.* no points"),
+        (city, gl.models.point_unet_plus((4,)), "out.npy", "PointUNetPlus"),
     ]:
         with pytest.raises(ValueError, match=error):
             label_scene(source, network, tmp_path / out)
-    with pytest.raises(FileNotFoundError, match="there is no"):
+    with pytest.raises(FileNotFoundError, match=r"gone\.laz"):
         label_scene(tmp_path / "gone.laz", weights, tmp_path / "out.laz")
     data = city.read_bytes()
     (tmp_path / "cut.laz").write_bytes(data[: len(data) // 2])

@@ -240,7 +240,7 @@ def test_a_scratch_disk_that_is_full_is_named(monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("gridless.scenes.scene._curve", full)
-    with pytest.raises(OSError, match=r"cannot hold a sorted copy of 2000 points .*make room"):
+    with pytest.raises(OSError, match=r"copy of 2000 points"):
         Tiles(Scene(x), 3.0, 1.0, scratch=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -273,13 +273,13 @@ def test_files_with_different_rows_are_refused_unless_it_is_said_which(tmp_path)
     x = street(20)
     write_ply(tmp_path / "a.ply", gl.Cloud.of(x, rgb=np.zeros((20, 3), np.uint8), a=x, b=x[:, 0]))
     write_ply(tmp_path / "b.ply", gl.Cloud.of(x, rgb=np.zeros((20, 3), np.uint8), b=x))
-    with pytest.raises(ValueError, match=r"b\.ply and .*a\.ply do not both have the rows 'a_0': .*rows=\[\.\.\.\]"):
+    with pytest.raises(ValueError, match=r"b\.ply.*a\.ply.*'a_0'.*rows=\[\.\.\.\]"):
         gl.tiles(tmp_path, 5.0)
-    with pytest.raises(ValueError, match=r"b\.ply has no rows 'b', only b_0, b_1, b_2, rgb"):
+    with pytest.raises(ValueError, match=r"b\.ply .*'b'.* b_0, b_1, b_2, rgb"):
         gl.tiles(tmp_path, 5.0, rows=["rgb", "b"])
     assert sum(len(inside(tile.cloud)) for tile in gl.tiles(tmp_path, 5.0, rows=["rgb"])) == 40
     np.savez(tmp_path / "a.npz", xyz=x, rgb=np.zeros((20, 4), np.uint8))
-    with pytest.raises(ValueError, match=r"'rgb' have the shape \(points, 4\) in .*a\.npz and \(points, 3\) in"):
+    with pytest.raises(ValueError, match=r"'rgb' .*\(points, 4\) in .*a\.npz.* \(points, 3\) in"):
         gl.tiles(tmp_path, 5.0, rows=["rgb"])
 
 
@@ -343,57 +343,57 @@ def test_a_file_that_changes_while_it_is_in_use_is_refused(suffix, tmp_path, mon
     scene = Scene(tmp_path)
     scene.piece(0), scene.piece(1)
     write(street(90, seed=1))
-    with pytest.raises(ValueError, match=rf"a\{suffix} was changed while its points were in use: start again"):
+    with pytest.raises(ValueError, match=rf"a\{suffix} .*changed"):
         scene.piece(0)
     file.unlink()
-    with pytest.raises(ValueError, match="was changed"):
+    with pytest.raises(ValueError, match=rf"a\{suffix} .*changed"):
         scene.piece(0)
 
 
 def test_what_is_not_local_is_refused_by_name():
     plan = gl.Plan()
     plan.farthest_sample(plan.points(), 5)
-    with pytest.raises(ValueError, match=r"X1 = farthest_sample.*depends on all others of the scene"):
+    with pytest.raises(ValueError, match=r"X1 = farthest_sample"):
         gl.tiles(street(50), 5.0)[0].run(plan)
     cells = gl.Plan()
     cells.grid_sample(cells.points(), 0.5)
-    with pytest.raises(ValueError, match=r"cells of a scene are chosen as it is cut"):
+    with pytest.raises(ValueError, match=r"grid"):
         gl.tiles(street(50), 5.0)[0].run(cells)
-    with pytest.raises(ValueError, match="pool pools over the whole cloud"):
+    with pytest.raises(ValueError, match=r"PointResNet.*: pool .*point_unet"):
         layers_of(gl.models.point_resnet_small(4))
-    with pytest.raises(ValueError, match=r"PointUNetPlus cannot label a scene .* absolute coordinates"):
+    with pytest.raises(ValueError, match=r"PointUNetPlus .*absolute coordinates"):
         layers_of(gl.models.point_unet_plus((4,)))
 
 
 def test_points_that_are_not_finite_are_named(tmp_path):
     x = street(300)
     x[123, 1] = np.nan
-    with pytest.raises(ValueError, match="point 123 of the array is not finite: remove"):
+    with pytest.raises(ValueError, match=r"point 123 .*array .*finite"):
         gl.tiles(x, 5.0)
     x[140:142, 0] = np.inf
     np.save(tmp_path / "a.npy", street(10))
     np.save(tmp_path / "b.npy", x)
-    with pytest.raises(ValueError, match=r"point 123 of .*b\.npy is not finite, nor are 2 that follow: remove"):
+    with pytest.raises(ValueError, match=r"point 123 of .*b\.npy .*finite.* 2 "):
         gl.tiles(tmp_path, 5.0)
 
 
 def test_bad_arguments_are_named(tmp_path):
     x = street(20)
     for arguments, error in [
-        ({"size": 0.0}, "size must be positive"),
-        ({"size": 1.0, "halo": -1.0}, "halo at least 0"),
-        ({"size": 1.0, "grid": 0.0}, "grid must be positive"),
-        ({"size": 1.0, "rows": ["colour"]}, "the array has no rows 'colour', only none"),
+        ({"size": 0.0}, r"size .*0\.0"),
+        ({"size": 1.0, "halo": -1.0}, r"halo .*-1\.0"),
+        ({"size": 1.0, "grid": 0.0}, r"grid .*0\.0"),
+        ({"size": 1.0, "rows": ["colour"]}, "array .*'colour'.* none"),
     ]:
         with pytest.raises(ValueError, match=error):
             gl.tiles(x, **arguments)
-    with pytest.raises(ValueError, match="too large for float32"):
+    with pytest.raises(ValueError, match=r"tile of 5000 .*float32"):
         gl.tiles(np.array([[0.0, 0, 0], [5000, 0, 0]]), math.inf)[0]
-    with pytest.raises(FileNotFoundError, match="holds no clouds"):
+    with pytest.raises(FileNotFoundError, match=r"no clouds.*\.ply"):
         gl.tiles(tmp_path, 1.0)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match=r"a\.laz"):
         gl.tiles(tmp_path / "a.laz", 1.0)
-    with pytest.raises(ValueError, match="'index' of the scene would be lost"):
+    with pytest.raises(ValueError, match="'index'"):
         gl.tiles(gl.Cloud.of(x, index=torch.arange(20)), 1.0)[0]
 
 
@@ -406,12 +406,12 @@ def test_a_truncated_laz_is_refused(cut, tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "error"), [
-    (("city.laz", network_plan()), "size must be a length, not a Plan"),
-    (("city.laz", 5.0, network_plan()), "halo must be a length, not a Plan"),
-    ((network_plan(), 5.0), "not a Plan"),
-    ((5.0, "city.laz"), "not a float"),
-    (("city.laz", "50"), "size must be a length, not '50'"),
-    (("city.laz", 5.0, 1.0, ["rgb"]), r"grid must be a length, not \['rgb'\]"),
+    (("city.laz", network_plan()), "size .*Plan"),
+    (("city.laz", 5.0, network_plan()), "halo .*Plan"),
+    ((network_plan(), 5.0), "source .*Plan"),
+    ((5.0, "city.laz"), "source .*float"),
+    (("city.laz", "50"), "size .*'50'"),
+    (("city.laz", 5.0, 1.0, ["rgb"]), r"grid .*\['rgb'\]"),
 ])  # fmt: skip
 def test_arguments_of_another_kind_or_order_are_named(arguments, error):
     with pytest.raises(TypeError, match=f"tiles: .*{error}"):

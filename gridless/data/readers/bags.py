@@ -67,7 +67,7 @@ class Bag:
             from rosbags.rosbag1 import Reader as Reader1
             from rosbags.rosbag2 import Reader as Reader2
         except ImportError:
-            raise ImportError(f"{path} is a recording of ROS: pip install 'gridless[ros]'") from None
+            raise ImportError(f"{path} is a ROS recording. Run pip install 'gridless[ros]'.") from None
         is_ros1 = not path.is_dir() and path.open("rb").read(9) == MAGICS[0]
         try:
             reader = (Reader1 if is_ros1 else Reader2)(path)
@@ -80,10 +80,10 @@ class Bag:
         except (FormatError, GeneratorExit):
             raise
         except MemoryError:
-            raise FormatError(path, "declares more than there is memory for") from None
+            raise FormatError(path, "declares more data than fits in memory") from None
         except Exception as error:  # rosbags and SQLite raise many kinds
             words = f"{type(error).__name__} {str(error)[:200]}"
-            raise FormatError(path, f"not a recording of ROS that can be read: {words}") from None
+            raise FormatError(path, f"this ROS recording cannot be read: {words}") from None
 
     def topics(self) -> dict[str, tuple[str, int]]:
         """The type and the number of messages of each topic."""
@@ -102,14 +102,14 @@ class Bag:
                 return wanted
             kind = topics.get(wanted, ("", 0))[0].replace("/msg/", "/")
             problem = f"the topic {wanted!r} holds {kind}" if kind else f"no topic {wanted!r}"
-            raise self._error(f"{problem}: {what} are in {self._listed(usable) or 'none'}")
+            raise self._error(f"{problem}. Topics with {what}: {self._listed(usable) or 'none'}.")
         filled = [name for name in usable if topics[name][1]] or usable
         if len(filled) == 1:
             return filled[0]
         if filled:
-            raise self._error(f"{what} are in several topics, say which (topic=...): {self._listed(filled)}")
+            raise self._error(f"{what} are in several topics. Choose one with topic=...: {self._listed(filled)}.")
         kinds = ", ".join(kind.replace("/msg/", "/") for kind in types)
-        raise self._error(f"no topic has {what} ({kinds}): there are {self._listed(topics) or 'no topics'}")
+        raise self._error(f"no topic has {what} ({kinds}). There are {self._listed(topics) or 'no topics'}.")
 
     def messages(self, topic: str) -> Iterator[tuple[str, bytes]]:
         """Type and bytes of each message of a topic, in the order of their times."""
@@ -210,7 +210,7 @@ class Cursor:
         if node == BASE:
             return self._number(BASES[about[0]])
         if node != SEQUENCE:
-            raise ValueError(f"a field of the kind {node} is not expected here")
+            raise ValueError(f"a field has the unknown kind {node}")
         return self._columns(self._number("u4"), self._flat(about[0]))
 
     def _number(self, kind: str) -> int:
@@ -228,7 +228,7 @@ class Cursor:
         if node == BASE and about[0] in BASES:
             return [(prefix, BASES[about[0]])]
         if node != NAME:
-            raise ValueError("a sequence of something else than numbers is not expected here")
+            raise ValueError("a sequence does not hold numbers")
         fields = self.store.fielddefs[about][1]
         return [pair for name, sub in fields for pair in self._flat(sub, f"{prefix}.{name}" if prefix else name)]
 

@@ -29,7 +29,7 @@ def sample_path(name: str) -> Path:
     """The file of a sample: chair, street (clouds), car or digit (recordings)."""
     if name not in SAMPLES:
         known = "; ".join(f"{key}: {about}" for key, (_, about) in SAMPLES.items())
-        raise ValueError(f"sample: no sample {name!r}: there are {known}")
+        raise ValueError(f"sample: there is no sample {name!r}. Choose from {known}.")
     return Path(__file__).with_name(SAMPLES[name][0])
 
 

@@ -46,7 +46,7 @@ class MovingBlobs(Tracks):
     ) -> None:
         super().__init__(transform, seed if transform else None)
         if size < 1 or duration < every or every < STEP:
-            raise ValueError(f"MovingBlobs: size {size}, duration {duration} and every {every} leave no position.")
+            raise ValueError(f"MovingBlobs: size {size}, duration {duration} and every {every} leave no position")
         self.sensor = sensor
         for i in range(size):
             random = np.random.default_rng([seed, i])

@@ -55,7 +55,7 @@ class EventSet(Examples):
         self.rows = np.empty(0, np.int64)
         self.labels = torch.empty(0, dtype=torch.int64, device="cpu")
         if not self.root.exists():
-            raise FileNotFoundError(f"{self.title}: there is no {self.root}: download it from {self.home}")
+            raise FileNotFoundError(f"{self.title}: there is no {self.root}. Download it from {self.home}.")
         self._find()
 
     def _find(self) -> None:
@@ -83,7 +83,7 @@ class EventSet(Examples):
             if (folder / child).is_dir():
                 return folder
         raise FileNotFoundError(
-            f"{self.title}: no folder {child} in {self.root}: unpack the archive from {self.home} there"
+            f"{self.title}: {self.root} has no folder {child}. Unpack the archive from {self.home} there."
         )
 
     def _take_files(self, wanted: Iterable[tuple[Path, int]], expected: int | None = None) -> None:
@@ -98,8 +98,8 @@ class EventSet(Examples):
         if not self.partial and len(found) != total:
             first = "" if missing is None else f", the first is {missing}"
             raise FileNotFoundError(
-                f"{self.title}: {len(found)} of the {total} recordings of {self.split!r} are in {self.root}{first}: "
-                f"download it again from {self.home}, or pass partial=True to use what is there"
+                f"{self.title}: {len(found)} of the {total} recordings of {self.split!r} are in {self.root}{first}. "
+                f"Download it again from {self.home}, or pass partial=True."
             )
         self.files = [path for path, _ in found]
         self.labels = torch.tensor([label for _, label in found], dtype=torch.int64, device="cpu")
@@ -112,7 +112,7 @@ class EventSet(Examples):
 
     def _take_pack(self, paths: list[Path], validation: Callable[[Archive], np.ndarray]) -> None:
         if self.split == "test":
-            raise FileNotFoundError(f"{self.title}: the packs in {self.root} hold no test recordings")
+            raise FileNotFoundError(f"{self.title}: the packs in {self.root} have no test recordings")
         self.pack = read_archives(paths)
         self.rows = np.arange(len(self.pack))
         if self.split != "train":
@@ -189,7 +189,7 @@ class NCars(EventSet):
         seed: int | None = None, repair: str | Sequence[str] = (), partial: bool = False,
     ) -> None:  # fmt: skip
         if fold not in range(self.folds):
-            raise ValueError(f"N-Cars: the fold is 0 to {self.folds - 1}, not {fold!r}")
+            raise ValueError(f"N-Cars: fold must be 0 to {self.folds - 1}, not {fold!r}")
         self.fold = fold
         super().__init__(root, split, transform, seed, repair, partial)
 
@@ -240,7 +240,7 @@ class NCars(EventSet):
         """The number of the file that each recording of the packs was read from."""
         path = packs[0].parent / "ncars_train_file_numbers.npz"
         if not path.is_file():
-            raise FileNotFoundError(f"N-Cars: {path} is missing: it says which recordings are of the same drive")
+            raise FileNotFoundError(f"N-Cars: {path} is missing. It tells which recordings are from the same drive.")
         names = [f"pack_{pack.name.split('.')[0].rpartition('_')[2]}" for pack in packs]
         with np.load(path, allow_pickle=False) as arrays:
             return np.concatenate([arrays[name] for name in names if name in arrays] or [np.empty(0, np.int32)])
@@ -262,7 +262,7 @@ class MNISTDVS(ListedSet):
         seed: int | None = None, repair: str | Sequence[str] = (), partial: bool = False,
     ) -> None:  # fmt: skip
         if scale not in (4, 8, 16):
-            raise ValueError(f"MNIST-DVS: the scale is 4, 8 or 16, not {scale}")
+            raise ValueError(f"MNIST-DVS: scale must be 4, 8 or 16, not {scale}")
         self.scale = scale
         super().__init__(root, split, transform, seed, repair, partial)
 

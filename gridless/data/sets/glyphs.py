@@ -94,11 +94,14 @@ class MovingGlyphs(Examples):
     ) -> None:
         if size < 0 or min(sensor) < 8 or duration < _STEP:
             raise ValueError(
-                f"MovingGlyphs: needs size >= 0, a sensor of 8 x 8 or more and {_STEP} microseconds or more, "
-                f"not {size}, {sensor} and {duration}"
+                f"MovingGlyphs: size is {size}, sensor {sensor}, duration {duration}. "
+                f"Give a size from 0, a sensor from 8 x 8, and a duration from {_STEP} us."
             )
         if threshold <= 0 or threshold_noise < 0 or refractory < 0 or background < 0:
-            raise ValueError("MovingGlyphs: threshold must be positive; noise, refractory and background 0 or more")
+            raise ValueError(
+                f"MovingGlyphs: threshold is {threshold}, threshold_noise {threshold_noise}, refractory {refractory}, "
+                f"background {background}. Give a positive threshold, and others from 0."
+            )
         from gridless.data.sets.glyph_camera import simulate
 
         super().__init__(transform)

@@ -86,8 +86,8 @@ def _members(clouds: Clouds, split: str, root: Path) -> np.ndarray | None:
         return None
     if not all(clouds.names):
         raise FileNotFoundError(
-            f"ModelNet40: {root} does not name its shapes, so {split!r} is unknown: add the files *_id2file.json of "
-            "the release, or use another release"
+            f"ModelNet40: {root} does not name its shapes, so {split!r} is unknown. "
+            "Add the files *_id2file.json of the release, or use another release."
         )
     wanted = {f"{label}_{number:04d}" for label, number in splits.members("modelnet40", split)}
     return np.array([i for i, name in enumerate(clouds.names) if name in wanted], np.int64)
@@ -98,7 +98,7 @@ def _members(clouds: Clouds, split: str, root: Path) -> np.ndarray | None:
 
 def _read(root: Path, part: str, points: int, cache: str | Path | bool) -> tuple[str, Clouds]:
     if not root.exists():
-        raise FileNotFoundError(f"ModelNet40: there is no {root}: download a release from {HOME}")
+        raise FileNotFoundError(f"ModelNet40: there is no {root}. Download a release from {HOME}.")
     if root.is_file() or (root / "modelnet40_train.npz").is_file():
         return "pack", _read_pack(root if root.is_file() else root / "modelnet40_train.npz", part, points)
     for folder in (root, *sorted(p for p in root.iterdir() if p.is_dir() and p.name.lower().startswith("modelnet40"))):
@@ -115,8 +115,8 @@ def _read(root: Path, part: str, points: int, cache: str | Path | bool) -> tuple
             name = f"mesh-{part}-{points}"
             return "mesh", cached(folder, cache, name, sources, lambda m=meshes: _meshes(m, points))
     raise FileNotFoundError(
-        f"ModelNet40: {root} holds no release: expected modelnet40_{part}.txt and its text files, ply_data_{part}*.h5, "
-        f"CLASS/{part}/*.off, or modelnet40_train.npz; download one from {HOME}"
+        f"ModelNet40: {root} holds no release: no modelnet40_{part}.txt, ply_data_{part}*.h5, CLASS/{part}/*.off or "
+        f"modelnet40_train.npz. Download one from {HOME}."
     )
 
 
@@ -127,8 +127,8 @@ def _text(folder: Path, part: str, points: int) -> Clouds:
     missing = [f for f in files if not f.is_file()]
     if missing:
         raise FileNotFoundError(
-            f"ModelNet40: {len(missing)} of the {len(files)} files of {part!r} are missing, the first is {missing[0]}: "
-            "unpack the release again"
+            f"ModelNet40: {len(missing)} of the {len(files)} files of {part!r} are missing, the first is {missing[0]}. "
+            "Unpack the release again."
         )
     coords = np.empty((len(files), points, 3), np.float32)
     for out, file in zip(coords, files, strict=True):
@@ -163,7 +163,7 @@ def _read_h5(folder: Path, part: str, points: int) -> Clouds:
         except Exception as error:  # h5py raises many kinds
             raise FormatError(path, f"truncated, or not of this release: {error}") from None
         if data.shape[1:] != (points, 3) or len(labels) != len(data):
-            raise FormatError(path, f"holds {data.shape}, where (shapes, {points}, 3) are needed: ask for fewer points")
+            raise FormatError(path, f"holds {data.shape}, not (shapes, {points}, 3). Ask for fewer points.")
         coords.append(data.astype(np.float32))
         label.append(labels.astype(np.int64))
         names += _h5_names(path, len(data))
@@ -194,7 +194,7 @@ def _meshes(files: list[Path], points: int) -> Clouds:
 
 def _read_pack(path: Path, part: str, points: int) -> Clouds:
     if part == "test":
-        raise FileNotFoundError(f"ModelNet40: {path} holds training shapes only: test with one of the releases")
+        raise FileNotFoundError(f"ModelNet40: {path} has only training shapes. Test with a release.")
     try:
         pack = arrays_of(Limits(path))
         packed, label = pack["packed"], pack["label"].astype(np.int64)
@@ -205,7 +205,7 @@ def _read_pack(path: Path, part: str, points: int) -> Clouds:
     except Exception as error:  # arrays of other types and shapes
         raise FormatError(path, f"not a whole pack of ModelNet40: {error}") from None
     if triples.shape[1] * 2 < points * 3 or names != list(CLASS_NAMES):
-        raise FormatError(path, f"holds {triples.shape[1] * 2 // 3} points of each shape, not {points}: ask for fewer")
+        raise FormatError(path, f"holds {triples.shape[1] * 2 // 3} points of each shape, not {points}. Ask for fewer.")
     triples = triples[:, : -(-points * 3 // 2)]
     values = np.empty((len(label), 2 * triples.shape[1]), np.uint16)
     values[:, 0::2] = triples[..., 0] | ((triples[..., 1] & 15) << 8)
@@ -218,5 +218,5 @@ def _read_pack(path: Path, part: str, points: int) -> Clouds:
 def _class_of(name: str, where: Path) -> int:
     label = name.rpartition("_")[0]
     if label not in CLASS_NAMES:
-        raise FormatError(where, f"{name!r} is of no class of ModelNet40")
+        raise FormatError(where, f"{name!r} belongs to no class of ModelNet40")
     return CLASS_NAMES.index(label)

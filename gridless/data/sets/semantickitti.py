@@ -85,13 +85,13 @@ class SemanticKITTI(Examples):
         self.split, self.grid, self.scans = splits.check(split), grid, scans
         root = Path(root)
         if not root.exists():
-            raise FileNotFoundError(f"SemanticKITTI: there is no {root}: download the release from {HOME}")
+            raise FileNotFoundError(f"SemanticKITTI: there is no {root}. Download the release from {HOME}.")
         self._pack: list[Cloud] = []
         self.files: list[tuple[int, Path]] = []
         if root.is_file() or (root / PACK).is_file():
             if scans > 1 or split == "test":
                 raise ValueError(
-                    f"SemanticKITTI: {root} has single scans with labels only: give the release for others"
+                    f"SemanticKITTI: {root} has only single scans with labels. Use the release for others."
                 )
             self._pack, sequences = _read_pack(root if root.is_file() else root / PACK, split)
         else:
@@ -105,7 +105,7 @@ class SemanticKITTI(Examples):
         if missing:
             raise FileNotFoundError(
                 f"SemanticKITTI: {len(missing)} of the {len(self.files)} scans of {self.split!r} have no labels, the "
-                f"first misses {label_files(missing[0])[1]}: unpack the labels (data_odometry_labels.zip, {HOME}) there"
+                f"first misses {label_files(missing[0])[1]}. Unpack data_odometry_labels.zip ({HOME}) there."
             )
 
     def example(self, i: int) -> Cloud:
@@ -137,7 +137,7 @@ def numbers_of(raw: np.ndarray, path: Path) -> np.ndarray:
     """Classes 0 to 18 from the labels of the files, and -1 for what is not judged."""
     numbers = _NUMBERS[raw.astype(np.int64) & 0xFFFF]
     if (numbers == -2).any():
-        raise FormatError(path, f"has the label {int(raw[numbers == -2][0])}, which SemanticKITTI does not know")
+        raise FormatError(path, f"has the label {int(raw[numbers == -2][0])}, which is not one of SemanticKITTI")
     return numbers
 
 
@@ -146,8 +146,8 @@ def _listed(root: Path, split: str) -> list[tuple[int, Path]]:
     folder = folder or next((f for f in (root / "sequences", root) if any(f.glob("[0-9][0-9]/velodyne"))), None)
     if folder is None:
         raise FileNotFoundError(
-            f"SemanticKITTI: {root} holds no release: expected sequences/00/velodyne/000000.bin, or {PACK}; download "
-            f"it from {HOME}"
+            f"SemanticKITTI: {root} holds no release: no sequences/00/velodyne/000000.bin or {PACK}. Download it from "
+            f"{HOME}."
         )
     scans = [(n, file) for n in SEQUENCES[split] for file in sorted((folder / f"{n:02d}" / "velodyne").glob("*.bin"))]
     listed = [(n, file) for n, file in scans if not file.name.startswith(".")]
@@ -170,8 +170,8 @@ def _poses(folder: Path) -> np.ndarray:
     for name, origin in (("calib.txt", "KITTI's data_odometry_calib.zip"), ("poses.txt", "data_odometry_labels.zip")):
         if not (folder / name).is_file():
             raise FileNotFoundError(
-                f"SemanticKITTI: several scans as one need poses, and there is no {folder / name}: take it from "
-                f"{origin} ({HOME}), or ask for scans=1"
+                f"SemanticKITTI: several scans as one need poses, but there is no {folder / name}. Get it from "
+                f"{origin} ({HOME}), or use scans=1."
             )
     try:
         lines = dict(
@@ -180,7 +180,7 @@ def _poses(folder: Path) -> np.ndarray:
         to_camera = _matrices(np.array([lines["Tr"].split()], np.float64))[0]
         camera = _matrices(np.loadtxt(folder / "poses.txt", np.float64, ndmin=2))
     except (KeyError, ValueError, UnicodeDecodeError) as error:
-        raise FormatError(folder / "poses.txt", f"poses or calibration cannot be understood: {error}") from None
+        raise FormatError(folder / "poses.txt", f"poses or calibration cannot be read: {error}") from None
     return np.linalg.inv(to_camera) @ camera @ to_camera
 
 
@@ -206,7 +206,7 @@ def _read_pack(path: Path, split: str) -> tuple[list[Cloud], list[int]]:
         if len(ends) != 23 or not ends[-1] == len(coords) == len(bright) == len(raw) or (np.diff(ends) < 0).any():
             raise ValueError("its scans do not fit its points")
     except Exception as error:  # of a damaged archive, or of arrays of other types and shapes
-        raise FormatError(path, f"not a whole pack of SemanticKITTI: {error}") from None
+        raise FormatError(path, f"not a complete pack of SemanticKITTI: {error}") from None
     classes, clouds, sequences = numbers_of(raw, path), [], []
     for i, (a, b) in enumerate(pairwise(ends)):
         number = i // 2

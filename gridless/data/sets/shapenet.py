@@ -101,7 +101,7 @@ class ShapeNetPart(Examples):
 
 def _read(root: Path, split: str, points: int, cache: str | Path | bool) -> Clouds:
     if not root.exists():
-        raise FileNotFoundError(f"ShapeNetPart: there is no {root}: download the release from {HOME}")
+        raise FileNotFoundError(f"ShapeNetPart: there is no {root}. Download the release from {HOME}.")
     if root.is_file() or (root / PACK).is_file():
         return _read_pack(root if root.is_file() else root / PACK, split, points)
     for folder in (root, *sorted(p for p in root.iterdir() if p.is_dir() and p.name.startswith("shapenetcore"))):
@@ -113,8 +113,8 @@ def _read(root: Path, split: str, points: int, cache: str | Path | bool) -> Clou
                 folder, cache, f"parts-{split}-{points}", sources, lambda f=folder: _read_text(f, split, points)
             )
     raise FileNotFoundError(
-        f"ShapeNetPart: {root} holds no release: expected train_test_split/ with its JSON lists beside folders such as "
-        f"{SYNSETS[0]}/, or {PACK}; download it from {HOME}"
+        f"ShapeNetPart: {root} holds no release: no train_test_split/ with JSON lists beside folders such as "
+        f"{SYNSETS[0]}/, and no {PACK}. Download it from {HOME}."
     )
 
 
@@ -127,7 +127,7 @@ def _read_text(folder: Path, split: str, points: int) -> Clouds:
     if missing:
         raise FileNotFoundError(
             f"ShapeNetPart: {len(missing)} of the {len(files)} files of {split!r} are missing, the first is "
-            f"{missing[0]}: unpack the release again"
+            f"{missing[0]}. Unpack the release again."
         )
     out = np.zeros((len(files), points, 4), np.float32)
     out[..., 3] = -1
@@ -145,7 +145,7 @@ def _list(folder: Path, part: str) -> list[str]:
         raise FormatError(path, f"not a list of shapes: {error}") from None
     for name in names:
         if name.split("/")[0] not in SYNSETS:
-            raise FormatError(path, f"{name!r} is of no category of ShapeNetPart")
+            raise FormatError(path, f"{name!r} belongs to no category of ShapeNetPart")
     return names
 
 
@@ -169,7 +169,7 @@ def _read_shape(path: Path, out: np.ndarray) -> None:
 
 def _read_pack(path: Path, split: str, points: int) -> Clouds:
     if split == "test":
-        raise FileNotFoundError(f"ShapeNetPart: {path} holds training shapes only: test with the release")
+        raise FileNotFoundError(f"ShapeNetPart: {path} has only training shapes. Test with the release.")
     try:
         with np.load(path, allow_pickle=False) as pack:
             packed = [pack[name].tobytes() for name in ("d0", "d1", "d2", "d3", "part")]
@@ -185,7 +185,7 @@ def _read_pack(path: Path, split: str, points: int) -> Clouds:
         if (category >= len(CATEGORIES)).any():
             raise ValueError("its categories are unknown")
     except Exception as error:  # of a damaged archive, or of arrays of other types and shapes
-        raise FormatError(path, f"not a whole pack of ShapeNetPart: {error}") from None
+        raise FormatError(path, f"not a complete pack of ShapeNetPart: {error}") from None
     kept = np.flatnonzero(np.isin(where, [("train", "val").index(part) for part in LISTS[split]]))
     # The points of a shape are sorted along a Morton curve: steps along it are stored.
     morton = np.cumsum(step)

@@ -287,7 +287,7 @@ class Shapes(Examples):
         self.class_names = tuple(self.class_names if class_names is None else class_names)
         unknown = [c for c in self.class_names if c not in CLASSES]
         if unknown:
-            raise ValueError(f"Shapes: no class {unknown[0]!r}; there are {', '.join(CLASSES)}")
+            raise ValueError(f"Shapes: there is no class {unknown[0]!r}. Choose from {', '.join(CLASSES)}.")
         super().__init__(transform)
         kinds = len(self.class_names)
         self.labels: Tensor = torch.arange(size, device="cpu") % kinds

@@ -57,7 +57,7 @@ class Tracks(Examples):
 
     def __getitem__(self, i: int) -> Any:
         if not -len(self) <= i < len(self):
-            raise IndexError(f"{type(self).__name__} has no recording {i}: there are {len(self)}")
+            raise IndexError(f"{type(self).__name__} has no recording {i}, only {len(self)} recordings")
         i = int(i) % len(self)
         return self._transformed(self.recordings[i], i), self.positions[i]
 
@@ -167,7 +167,7 @@ class TrackFolder(Tracks):
         for path in track(paths, "read", shown=progress):
             events = read_events(path, sensor=given, repair=repair)
             if not len(events):
-                raise ValueError(f"{path}: there is no event in it. Remove it.")
+                raise ValueError(f"{path}: the recording has no events. Remove it.")
             self.recordings.append(events)
         sizes = np.max([events.sensor for events in self.recordings], 0)
         self.sensor = given or (int(sizes[0]), int(sizes[1]))

@@ -76,7 +76,7 @@ def range_of(name: str, label: str, numbers: np.ndarray) -> np.ndarray:
 
 def check(split: str) -> str:
     if split not in SPLITS:
-        raise ValueError(f"unknown split {split!r}: choose one of {', '.join(SPLITS)}")
+        raise ValueError(f"unknown split {split!r}. Choose from {', '.join(SPLITS)}.")
     return split
 
 
@@ -89,7 +89,7 @@ def folds(labels: Sequence[int] | np.ndarray, number: int = 10, seed: int = 0) -
     """The fold (N) of each example, 0 to number - 1, for cross-validation: stratified, equal to within one a class."""
     labels = np.asarray(labels)
     if not 2 <= number <= len(labels):
-        raise ValueError(f"folds: {number} folds of {len(labels)} examples cannot be made")
+        raise ValueError(f"folds: {number} folds cannot be made of {len(labels)} examples")
     random, out, start = np.random.default_rng(seed), np.empty(len(labels), np.int64), 0
     for label in np.unique(labels):
         rows = random.permutation(np.flatnonzero(labels == label))

@@ -34,19 +34,20 @@ def link(source: Events, target: Events, kernel: Taps = 3, stride: int = 1, what
         check_events(what, events)
     if target.sensor != grid:
         raise ValueError(
-            f"{what}: a stride of {stride} leaves a grid of {grid[0]} x {grid[1]} of the source's "
-            f"{source.sensor[0]} x {source.sensor[1]}, but the target's is {target.sensor[0]} x {target.sensor[1]}"
+            f"{what}: the target's grid is {target.sensor[0]} x {target.sensor[1]}. A stride of {stride} makes "
+            f"{grid[0]} x {grid[1]} of the source's {source.sensor[0]} x {source.sensor[1]}."
         )
     if source.device != target.device or source.num_examples != target.num_examples:
-        raise ValueError(f"{what}: source and target must be on one device and of the same examples")
+        raise ValueError(
+            f"{what}: source is {source.num_examples} examples on {source.device}, target {target.num_examples} on "
+            f"{target.device}. Both must be one batch on one device."
+        )
     if target is source:
         until = source.cached("rows", lambda: torch.arange(len(source), device=source.device))
     elif target.cause is None:
-        raise ValueError(f"{what}: the target does not know its causes: it must be the source, or made from it by lif")
+        raise ValueError(f"{what}: the target has no causes. Pass the source itself, or events that lif made from it.")
     elif target.num_parent != len(source):
-        raise ValueError(
-            f"{what}: the target was made from {target.num_parent} events, but the source has {len(source)}"
-        )
+        raise ValueError(f"{what}: the target was made from {target.num_parent} events, the source has {len(source)}")
     else:
         until = target.cause
     return Link(source, target, until, taps, stride)

@@ -49,7 +49,7 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
     if near is not None:
         check_near("farthest_sample", cloud, near)
     elif reject:
-        raise ValueError("farthest_sample: reject=True needs near, e.g. near=ball(cloud, cloud, radius)")
+        raise ValueError("farthest_sample: reject=True needs near. Pass near=ball(cloud, cloud, radius).")
     if reject and start != 0:
         raise ValueError("farthest_sample: with reject=True sampling begins in index order. Leave start at 0.")
     _check_start(cloud, start)
@@ -114,8 +114,8 @@ def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
     each = size if isinstance(size, Tensor) else torch.as_tensor(size, device=have.device)
     if each.dtype not in (torch.int64, torch.int32) or each.shape != have.shape:
         raise ValueError(
-            f"{what}: size must have one whole number for each of {len(have)} examples, "
-            f"not {each.dtype} of shape {tuple(each.shape)}"
+            f"{what}: size is {each.dtype} of shape {tuple(each.shape)}. "
+            f"Give one whole number for each of {len(have)} examples."
         )
     if len(each) and int(each.min()) < 0:
         raise ValueError(f"{what}: size must not be negative, not {int(each.min())}")
@@ -132,7 +132,9 @@ def check_size(size: Size, what: str) -> int | float | Sequence[int] | Tensor:
     if isinstance(size, bool) or not isinstance(size, (int, float, Sequence, Tensor)) or isinstance(size, str):
         raise TypeError(f"{what}: size must be a number, a fraction or one number per example, not {size!r}")
     if isinstance(size, float) and not 0 < size <= 1:
-        raise ValueError(f"{what}: a fraction must be above 0 and at most 1, not {size}: for a number pass an int")
+        raise ValueError(
+            f"{what}: a fraction must be above 0 and at most 1, not {size}. Pass an int for a number of points."
+        )
     if isinstance(size, int) and size < 0:
         raise ValueError(f"{what}: size must not be negative, not {size}")
     return size

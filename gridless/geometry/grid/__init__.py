@@ -58,7 +58,7 @@ def grid_sample(
     # The divisor is a tensor: on a GPU torch multiplies by the reciprocal of a number, and borders move.
     number = _placed(x[:end], begin).div_(x.new_full((), cell, dtype=torch.float64)).floor_()
     if end and float(number.abs().max()) >= _FAR:
-        raise ValueError(f"grid_sample: cells of {cell:g} are too small to be counted. Take larger ones.")
+        raise ValueError(f"grid_sample: cell {cell:g} is too small for these coordinates. Use a larger one.")
     number = number.long()
     chosen, inverse, splits = backends.implementation(reference, x.device).group(number, cloud.splits)
     if keep == "nearest" and end:
@@ -105,11 +105,15 @@ def _check_rows(cloud: Cloud, rows: Mapping[str, str]) -> None:
     for name, way in rows.items():
         values = cloud.rows[name]
         if way not in REDUCTIONS:
-            raise ValueError(f"grid_sample: rows {name!r} are {way!r}. Choose one of {', '.join(REDUCTIONS)}.")
+            raise ValueError(
+                f"grid_sample: the reduction of rows {name!r} is {way!r}. Choose from {', '.join(REDUCTIONS)}."
+            )
         if way != "kept" and values.is_complex():
             raise ValueError(f"grid_sample: rows {name!r} are complex. Use kept.")
         if way == "most" and (values.ndim != 1 or values.is_floating_point()):
-            raise ValueError(f"grid_sample: rows {name!r}: `most` is for one whole number a point. Use mean or kept.")
+            raise ValueError(
+                f"grid_sample: rows {name!r} must be one whole number per point for `most`. Use mean or kept."
+            )
 
 
 def _begins(values: Tensor) -> Tensor:

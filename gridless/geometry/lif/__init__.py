@@ -112,6 +112,6 @@ def lif_step(
 def check_events(what: str, events: Events) -> None:
     """Look at the values once, and only where that costs no synchronisation."""
     if not isinstance(events, Events):
-        raise TypeError(f"{what}: expected Events, not {type(events).__name__}")
+        raise TypeError(f"{what}: expected Events, not {type(events).__name__}. Use gl.Events.of(array, sensor=...).")
     if events.device.type == "cpu":
         events.check(what)

@@ -48,7 +48,9 @@ class Rule:
         reach = reach_of(kernel)
         grid = coarser(sensor, check_stride(stride))
         if not (np.isfinite(threshold) and np.isfinite(reset) and reset <= threshold):
-            raise ValueError(f"lif: threshold and reset must be finite, and reset not above: {threshold}, {reset}")
+            raise ValueError(
+                f"lif: threshold is {threshold}, reset {reset}. Both must be finite, reset at most the threshold."
+            )
         low, high = [], []
         for size, coarse_size in zip(sensor, grid, strict=True):
             x = np.arange(size)

@@ -132,7 +132,7 @@ def taps_between(
     """
     dim = _check_sites("taps_between: source", source)
     if _check_sites("taps_between: target", target) != dim or source.device != target.device:
-        raise ValueError("taps_between: source and target must be of the same dimensions, on one device")
+        raise ValueError("taps_between: source and target must have the same dimensions and device")
     window = _Window.of(kernel, stride, padding, dilation, dim)
     if source.dtype == torch.int64 or target.dtype == torch.int64:
         _check_range("taps_between", source, target, window)
@@ -153,7 +153,7 @@ def voxelise(cloud: Cloud, side: float, keep: str = "first", rows: Mapping[str, 
         keep: which point stands for a cell; `rows`: how rows are reduced; both as in `gl.grid_sample`.
     """
     if cloud.dim > 4:
-        raise ValueError(f"voxelise: clouds of 1 to 4 dimensions, not {cloud.dim}")
+        raise ValueError(f"voxelise: a cloud must have 1 to 4 dimensions, not {cloud.dim}")
     first = grid_sample(cloud, side, "first") if keep == "mean" else None
     sample = grid_sample(cloud, side, keep, rows)
     inside = (sample if first is None else first).coords.detach().double()
@@ -177,7 +177,7 @@ def coarsen(voxels: Voxels, kernel: Axes = 2, stride: Axes = 2, padding: Axes = 
     """
     window = _Window.of(kernel, stride, padding, dilation, voxels.dim)
     if len(set(window.stride)) != 1:
-        raise ValueError(f"coarsen: a voxel has one side, so stride must be the same for all axes, not {stride!r}")
+        raise ValueError(f"coarsen: stride must be the same for all axes, not {stride!r}, because a voxel has one side")
     end = len(voxels) - voxels.padding
     sites = _new_sites("coarsen", voxels.sites, _seen_from(voxels.sites[:end], window), None)
     side = voxels.side * window.stride[0]
@@ -208,7 +208,7 @@ def tap_search(
     for role, voxels in (("source", source), ("target", target)):
         if not isinstance(voxels, Voxels):
             raise TypeError(
-                f"tap_search: {role} must be Voxels, not {type(voxels).__name__}: use voxelise(cloud, side)"
+                f"tap_search: {role} must be Voxels, not {type(voxels).__name__}. Use voxelise(cloud, side)."
             )
     sides, steps = _axes("kernel", kernel, source.dim), _axes("dilation", dilation, source.dim)
     half = [step * (side // 2) for side, step in zip(sides, steps, strict=True)]
@@ -243,7 +243,9 @@ class _Window:
         axes = zip(sizes, *self.settings, strict=True)
         left = [(size + 2 * pad - d * (k - 1) - 1) // s + 1 for size, k, s, pad, d in axes]
         if min(left) < 1:
-            raise ValueError(f"{what}: a kernel of {self.kernel} leaves nothing of the shape {list(shape)}: pad more")
+            raise ValueError(
+                f"{what}: a kernel of {self.kernel} leaves nothing of the shape {list(shape)}. Use more padding."
+            )
         return left
 
     def transposed_extent(self, what: str, shape: Sequence[int], extra: list[int]) -> list[int]:
@@ -251,7 +253,9 @@ class _Window:
         axes = zip(sizes, extra, *self.settings, strict=True)
         left = [(size - 1) * s - 2 * pad + d * (k - 1) + e + 1 for size, e, k, s, pad, d in axes]
         if min(left) < 1:
-            raise ValueError(f"{what}: a padding of {self.padding} leaves nothing of {list(shape)}: pad less")
+            raise ValueError(
+                f"{what}: a padding of {self.padding} leaves nothing of the shape {list(shape)}. Use less padding."
+            )
         return left
 
 
@@ -327,7 +331,7 @@ def _new_sites(what: str, sites: Tensor, candidates: Tensor, extent: list[int] |
     if sites.dtype == torch.int32 and extent is None and len(distinct):
         low, high = (int(v) for v in distinct.aminmax())
         if low < _INT32.min or high > _INT32.max:
-            raise ValueError(f"{what}: new sites run from {low} to {high}: give the sites as int64")
+            raise ValueError(f"{what}: new sites run from {low} to {high}, beyond int32. Give the sites as int64.")
     return distinct.to(sites.dtype)
 
 
@@ -351,7 +355,7 @@ def _check_range(what: str, source: Tensor, target: Tensor, window: _Window) -> 
             continue
         low, high = (int(v) for v in sites.aminmax())
         if max(-low, high) * stride + reach >= _FAR:
-            raise ValueError(f"{what}: coordinates run from {low} to {high}, beyond 2^61 / stride: shift them")
+            raise ValueError(f"{what}: coordinates run from {low} to {high}, beyond 2^61 / stride. Shift them.")
 
 
 def _axes(name: str, value: Axes, dim: int, least: int = 1) -> list[int]:

@@ -48,7 +48,7 @@ def refuse_repeats(source: Tensor) -> None:
 
 
 def repeat_message(site: list[int]) -> str:
-    return f"voxels: site {site} is there twice: give each once, e.g. by gl.grid_sample"
+    return f"voxels: site {site} occurs twice. Give each site once, e.g. with gl.grid_sample."
 
 
 def _keys(sites: Tensor) -> Keys:

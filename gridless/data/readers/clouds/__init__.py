@@ -73,7 +73,7 @@ def read_cloud(
     """
     path = Path(path)
     if dtype not in (None, torch.float32, torch.float64):
-        raise ValueError(f"read_cloud: coordinates are torch.float32 or torch.float64, not {dtype}")
+        raise ValueError(f"read_cloud: dtype must be torch.float32 or torch.float64, not {dtype}")
     if not is_bag(path):
         check_file(path)
     if isolated:
@@ -83,7 +83,7 @@ def read_cloud(
     missing = [name for name in rows or () if name not in points.rows]
     if missing:
         raise FormatError(
-            path, f"has no {missing[0]!r} for its points, only {', '.join(points.rows)[:200] or 'places'}"
+            path, f"its points have no {missing[0]!r}, only {', '.join(points.rows)[:200] or 'coordinates'}"
         )
     kept = {name: torch.from_numpy(plain(points.rows[name])) for name in (points.rows if rows is None else rows)}
     wanted = points.dtype if dtype is None else np.dtype("f4" if dtype == torch.float32 else "f8")
@@ -110,11 +110,11 @@ def read_parts(path: Path) -> Parts:
 def _read(path: Path, max_bytes: int | None, topic: str | None = None, message: int = 0) -> Points:
     suffix = path.suffix.lower() if path.is_file() else ".db3"
     if suffix in MESHES:
-        raise FormatError(path, "a mesh has no points of its own: use gl.data.sample_mesh(path, points=1024)")
+        raise FormatError(path, "a mesh has no points. Use gl.data.sample_mesh(path, points=1024).")
     if suffix not in READERS:
-        raise FormatError(path, f"unknown kind {suffix!r}: there are readers for {', '.join(sorted(READERS))}")
+        raise FormatError(path, f"unknown suffix {suffix!r}. There are readers for {', '.join(sorted(READERS))}.")
     if (topic is not None or message) and READERS[suffix] != "ros":
-        raise FormatError(path, f"has no topics: topic and message are for {', '.join(SUFFIXES)}")
+        raise FormatError(path, f"has no topics. The options topic and message are for {', '.join(SUFFIXES)}.")
     by_path = suffix in BY_PATH
     source = Source(path, b"", Limits(path, max_bytes), topic, message) if by_path else Source.of(path, max_bytes)
     if not source.data and not (by_path and path.stat().st_size):

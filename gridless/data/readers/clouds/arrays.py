@@ -20,14 +20,14 @@ def read(source: Source) -> Points:
     found = arrays_of(source.limits)
     arrays = {name.lower(): array for name, array in found.items()}
     if len(arrays) < len(found):
-        raise source.error("two arrays have the same name but for capitals")
+        raise source.error("the names of two arrays differ only in capitals")
     if not arrays:
         raise source.error("holds no points: the archive has no arrays")
     if len(arrays) == 1:
         return _one(source, next(iter(arrays.values())))
     whole = [name for name in COORDS if name in arrays]
     if len(whole) > 1:
-        raise source.error(f"the coordinates are {whole[0]!r} or {whole[1]!r}: which cannot be told")
+        raise source.error(f"both {whole[0]!r} and {whole[1]!r} may be the coordinates. Keep one of them.")
     points = _one(source, arrays.pop(whole[0])) if whole else None
     if points is None:
         count = len(arrays["x"]) if "x" in arrays and arrays["x"].ndim else 0
@@ -35,14 +35,14 @@ def read(source: Source) -> Points:
         count = len(points.coords)
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != count or array.dtype.kind not in "fiub":
-            hint = ": write a number for each name" if array.dtype.kind in "US" else ""
-            words = f"{name!r} {array.shape} of {array.dtype} is no row of numbers for {count} points"
+            hint = ". Write a number for each name." if array.dtype.kind in "US" else ""
+            words = f"{name!r} {array.shape} of {array.dtype} does not hold numbers for {count} points"
             raise source.error(words + hint)
     if points is None:
         return named(source, arrays.items())
     twice = points.rows.keys() & arrays.keys()
     if twice:
-        raise source.error(f"two arrays are called {twice.pop()!r}")
+        raise source.error(f"two arrays have the name {twice.pop()!r}")
     return points._replace(rows=points.rows | arrays)
 
 
@@ -56,9 +56,11 @@ def _one(source: Source, array: np.ndarray) -> Points:
         columns = [(name, array[name]) for name in array.dtype.names]
         odd = [name for name, column in columns if column.dtype.kind not in "fiub"]
         if array.ndim != 1 or odd:
-            raise source.error(f"points are rows of numbers, not {array.shape} of {str(array.dtype)[:200]}")
+            raise source.error(
+                f"an array of points must be rows of numbers, not {array.shape} of {str(array.dtype)[:200]}"
+            )
         return named(source, columns)
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "fiu":
-        raise source.error(f"points are rows of two or more numbers, not {array.shape} of {array.dtype}")
+        raise source.error(f"an array of points must be (points, 2 or more), not {array.shape} of {array.dtype}")
     rows = {"features": array[:, 3:]} if array.shape[1] > 3 else {}
     return Points(array[:, :3], rows, natural(array.dtype))

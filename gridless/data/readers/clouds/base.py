@@ -51,7 +51,7 @@ class Source:
     def count(self, word: str, what: str, line: int) -> int:
         """A word of a header that must be a number of things."""
         if not re.fullmatch(r"[0-9]{1,18}", word):
-            raise self.error(f"{what} is {word[:40]!r}, which is no count", line=line)
+            raise self.error(f"{what} is {word[:40]!r}, not a count", line=line)
         return int(word)
 
 
@@ -122,12 +122,12 @@ def _fault(
         cells = [c.strip() for c in row.split(delimiter.encode() if delimiter else None)] if row else []
         for cell in cells:
             if not NUMBER.fullmatch(cell):
-                hint = ": write decimals with a point" if re.fullmatch(rb"[+-]?\d+,\d+", cell) else ""
-                hint = ": write a number for each name" if re.fullmatch(rb"[A-Za-z][\w -]*", cell) else hint
-                return source.error(f"{cell[:40].decode('latin-1')!r} is no number{hint}", line=n)
+                hint = ". Write a decimal point." if re.fullmatch(rb"[+-]?\d+,\d+", cell) else ""
+                hint = ". Write a number for each name." if re.fullmatch(rb"[A-Za-z][\w -]*", cell) else hint
+                return source.error(f"{cell[:40].decode('latin-1')!r} is not a number{hint}", line=n)
         width = width or len(cells)
         if cells and len(cells) != width:
-            return source.error(f"truncated? {len(cells)} numbers where there should be {width}", line=n)
+            return source.error(f"truncated? It has {len(cells)} numbers instead of {width}", line=n)
     return source.error(f"not a table of numbers: {message[:200]}", line=line)
 
 

@@ -17,12 +17,12 @@ def read(source: Source) -> Points:
     try:
         scans = e57.read_points(str(source.path))  # pyright: ignore[reportAttributeAccessIssue]
     except MemoryError:
-        raise source.error("declares more than there is memory for") from None
+        raise source.error("declares more data than fits in memory") from None
     except BaseException as error:
         # Panics of the reader are no Exception; interrupts stay what they are.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise source.error(f"not an E57 file that can be read: {str(error)[:200]}") from None
+        raise source.error(f"this E57 file cannot be read: {str(error)[:200]}") from None
     coords = np.asarray(scans.points)
     rows = {}
     # A row that some scan lacks is empty.

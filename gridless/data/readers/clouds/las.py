@@ -161,7 +161,7 @@ class LasFile:
     def of(cls, source: Source) -> LasFile:
         begin = source.stored("bytes of a header", 227, 1, 0)
         if not begin.startswith(b"LASF") or begin[24] != 1:
-            raise source.error("not a LAS file: it does not begin with LASF, or is not of version 1", 0)
+            raise source.error("not a LAS file: it does not begin with LASF, or has a version other than 1", 0)
         size, start, count = struct.unpack_from("<HII", begin, 94)
         records = _records(source, size, start, count)
         laspy = library("laspy", source.path)
@@ -173,7 +173,7 @@ class LasFile:
         except MemoryError:
             raise
         except Exception as error:
-            raise source.error(f"its header cannot be understood: {str(error)[:200]}", 0) from None
+            raise source.error(f"its header cannot be read: {str(error)[:200]}", 0) from None
         if not (np.isfinite(header.scales) & np.isfinite(header.offsets)).all():
             raise source.error("the scale or the offset is not finite", 131)
         # Files of version 1.4 may have the number of points in the place of older ones only.
@@ -241,15 +241,15 @@ class LasFile:
         """
         lazrs, record, at, count = library("lazrs", source.path), self.way, self.start, self.count
         if len(record) < 34:
-            raise source.error("compressed, but without the record that says how", at)
+            raise source.error("compressed, but the record of the compression is missing", at)
         way, _, _, _, _, _, chunk = struct.unpack_from("<HHBBHII", record)
         items = [struct.unpack_from("<HHH", record, 34 + 6 * i) for i in range((len(record) - 34) // 6)]
         declared = struct.unpack_from("<H", record, 32)[0]
         if way == UNCHUNKED:
-            remedy = "convert it with a newer LASzip (laszip -i old.laz -o new.laz)"
-            raise source.error(f"compressed point by point, without chunks, as before 2011: {remedy}", at)
+            remedy = "Convert it with a newer LASzip: laszip -i old.laz -o new.laz"
+            raise source.error(f"compressed point by point, a format from before 2011. {remedy}", at)
         if way not in (POINTWISE, LAYERED) or declared != len(items) or sum(s for _, s, _ in items) != self.size:
-            raise source.error(f"compressed in a way ({way}) or into points that are unknown", at)
+            raise source.error(f"unknown compression ({way}) or point format", at)
         if not count:
             return []
         start = at + 8
@@ -257,7 +257,7 @@ class LasFile:
         if table <= at:
             table = struct.unpack_from("<q", source.data, len(source.data) - 8)[0]
         if not start <= table <= len(source.data) - 8:
-            raise source.error(f"truncated: the table of chunks is said to be at byte {table}", at)
+            raise source.error(f"truncated: the table of chunks should be at byte {table}", at)
         number = struct.unpack_from("<I", source.data, table + 4)[0]
         # An empty chunk has four bytes; others begin with a whole point.
         source.limits.stored("chunks", number, 4, table - start, table)
@@ -365,7 +365,7 @@ def _check_chunk(source: Source, at: int, length: int, points: int, size: int, i
     if items:
         said, *lengths = np.frombuffer(source.data, "<u4", 1 + layers, at + size).tolist()
         if said != points:
-            raise source.error(f"a chunk of {points} points says that it has {said}", at + size)
+            raise source.error(f"a chunk of {points} points declares {said}", at + size)
         source.limits.stored("bytes of layers", sum(lengths), 1, length - head, at)
 
 

@@ -20,7 +20,7 @@ def read(source: Source) -> Points:
     size = 4 * len(names)
     over = len(source.data) % size
     if over:
-        message = f"truncated, or not {' '.join(names)} in float32: the last {over} bytes are no point of {size}"
+        message = f"truncated, or not {' '.join(names)} in float32: {over} bytes remain after points of {size} bytes"
         raise source.error(message, len(source.data) - over)
     table = np.frombuffer(source.data, "<f4").reshape(-1, len(names))
     return named(source, [*zip(names, table.T, strict=True), *_labels(source, len(table))])

@@ -70,7 +70,7 @@ def _header(source: Source) -> tuple[list[PcdField], int, str, int, int]:
         end = source.data.find(b"\n", at)
         words = source.data[at : max(end, at)].decode("latin-1").split("#")[0].split()
         if end < 0 or (words and words[0] not in WORDS):
-            raise source.error("not a PCD file: expected a line of its header, which ends with DATA", at, line)
+            raise source.error("not a PCD file: its header has no line DATA", at, line)
         if words:
             if words[0] in header:
                 raise source.error(f"a second line {words[0]}", at, line)
@@ -109,7 +109,7 @@ def _ascii(source: Source, fields: list[PcdField], count: int, at: int, line: in
     body = source.data[at:]
     table = numbers(source, body, line, width)
     if len(table) != count:
-        raise source.error(f"truncated? the header promises {count} points, the file holds {len(table)}", line=line)
+        raise source.error(f"truncated? The header declares {count} points, the file holds {len(table)}", line=line)
     columns = []
     for field in fields:
         parts = table[:, field.column : field.column + field.count].T

@@ -84,8 +84,10 @@ def write_parts(path: str | Path, count: int, like: Points, parts: Iterable[Poin
             for name, row in like.rows.items():
                 found = points.rows.get(name)
                 if found is None or found.shape[1:] != row.shape[1:] or not np.can_cast(found.dtype, row.dtype):
-                    what = "not there" if found is None else f"{found.shape[1:]} {found.dtype}"
-                    raise ValueError(f"PLY: {name!r} is {row.shape[1:]} {row.dtype} at first, and later {what}")
+                    what = "missing" if found is None else f"{found.shape[1:]} {found.dtype}"
+                    raise ValueError(
+                        f"PLY: {name!r} is {row.shape[1:]} {row.dtype} in the first part, {what} in a later one"
+                    )
             flat = {name: values.reshape(len(points.coords), -1) for name, values in points.rows.items()}
             table = np.empty(len(points.coords), [(name, kind) for name, _, _, kind in properties])
             for name, row, i, _ in properties:
@@ -122,7 +124,7 @@ def _narrow(name: str, row: np.ndarray) -> np.ndarray:
     if row.dtype.str[1:] in ("i8", "u8"):
         made = row.astype(np.int32)
         if not np.array_equal(made, row):
-            raise ValueError(f"PLY: {name} has numbers that 32 bits cannot hold")
+            raise ValueError(f"PLY: {name} has numbers that do not fit in 32 bits")
         return made
     if row.dtype == np.int32 and row.min(initial=0) >= 0 and row.max(initial=0) < 1 << 16:
         return row.astype(np.uint16)
@@ -176,7 +178,7 @@ def _header(source: Source) -> tuple[str, list[Element], int, int]:
         end = source.data.find(b"\n", at)
         words = source.data[at : max(end, at)].decode("latin-1").split()
         if end < 0 or (line == 1 and words != ["ply"]):
-            raise source.error("not a PLY file: it begins with 'ply' and a header up to 'end_header'", at, line)
+            raise source.error("not a PLY file: it has no header from 'ply' to 'end_header'", at, line)
         match words:
             case [] | ["ply"] | ["comment", *_] | ["obj_info", *_]:
                 pass
@@ -191,13 +193,13 @@ def _header(source: Source) -> tuple[str, list[Element], int, int]:
                 properties.append(Property(name, np.dtype(f"{order}{TYPES[kind]}"), None))
             case ["property", "list", count, kind, name] if elements and {count, kind} <= TYPES.keys():
                 if TYPES[count][0] == "f":
-                    raise source.error(f"the length of a list is no {count}", at, line)
+                    raise source.error(f"the length of a list has the type {count}", at, line)
                 types = [np.dtype(f"{order}{TYPES[word]}") for word in (kind, count)]
                 properties.append(Property(name, *types))
             case ["end_header"] if order is not None:
                 return order, list(elements.values()), end + 1, line + 1
             case _:
-                raise source.error(f"not understood: {' '.join(words)[:80]!r}", at, line)
+                raise source.error(f"unknown header line {' '.join(words)[:80]!r}", at, line)
         if words[:1] == ["property"]:
             names.add(words[-1])
         at, line = end + 1, line + 1
@@ -225,7 +227,7 @@ def _end_of_lines(source: Source, element: Element, at: int, line: int) -> int:
     for n in range(element.count):
         end = source.data.find(b"\n", at) + 1 or len(source.data)
         if not source.data[at:end].strip():
-            message = f"truncated? {element.count} lines of {element.name!r} are promised, {n} are there"
+            message = f"truncated? The header declares {element.count} lines of {element.name!r}, the file has {n}"
             raise source.error(message, at, line + n)
         at = end
     return at
@@ -240,7 +242,7 @@ def columns(source: Source, order: str, part: Part) -> list[tuple[str, np.ndarra
         return [(p.name, records[p.name]) for p in element.properties]
     table = numbers(source, part.data, part.line, len(element.properties))
     if len(table) != element.count:
-        raise source.error(f"truncated? {len(table)} of {element.count} lines hold numbers", line=part.line)
+        raise source.error(f"truncated? Only {len(table)} of {element.count} lines hold numbers", line=part.line)
     return [
         (p.name, typed(source, column, p.kind, p.name, part.data, part.line))
         for p, column in zip(element.properties, table.T, strict=True)

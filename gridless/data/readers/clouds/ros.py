@@ -23,7 +23,7 @@ def read(source: Source) -> Points:
         place = number + count if number < 0 else number
         found = next(islice(bag.messages(topic), place, None), None) if place >= 0 else None
         if found is None:
-            raise source.error(f"the topic {topic!r} has {count} messages, and no message {number}")
+            raise source.error(f"the topic {topic!r} has {count} messages, but no message {number}")
         return points_of(source, bag.decoded(*found))
 
 
@@ -44,7 +44,7 @@ def points_of(source: Source, message: Any) -> Points:
             raise source.error(f"the field {name[:40]!r} has the unknown type {field.datatype}")
         kind = np.dtype(f"{order}{KINDS[int(field.datatype)]}")
         if field.offset + count * kind.itemsize > step:
-            raise source.error(f"the field {name[:40]!r} ends behind the point of {step} bytes")
+            raise source.error(f"the field {name[:40]!r} ends after the {step} bytes of a point")
         shape, strides = (height, width, count), (row_step, step, kind.itemsize)
         whole = width * height and np.ndarray(shape, kind, data, int(field.offset), strides)
         values = np.array(whole).reshape(-1, count) if width * height else np.empty((0, count), kind)

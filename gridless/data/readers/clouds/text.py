@@ -36,7 +36,7 @@ def read(source: Source) -> Points:
     if first and not all(NUMBER.fullmatch(cell.encode("latin-1")) for cell in cells):
         header, headed = first, line
         if not {"x", "y"} <= set(re.split(r"[,;\s\"']+", header.lower())):
-            raise source.error(f"neither numbers nor names with x and y: {header[:80]!r}", line=line)
+            raise source.error(f"neither numbers nor column names with x and y: {header[:80]!r}", line=line)
         at, line, _ = _skip(source, end, line + 1)
         first, end = _line(source, at)
         if promised is None and _is_count(source, first, end):
@@ -55,7 +55,7 @@ def read(source: Source) -> Points:
         header = header and header.removesuffix(delimiter)
     table = numbers(source, body, line, delimiter=delimiter)
     if promised is not None and promised != len(table):
-        raise source.error(f"truncated? it promises {promised} points and holds {len(table)}")
+        raise source.error(f"truncated? It declares {promised} points and holds {len(table)}")
     if header is not None:
         names = _names(header, delimiter)
         if len(table) and len(names) != table.shape[1]:
@@ -68,7 +68,7 @@ def read(source: Source) -> Points:
     if names:
         return _by_name(source, names, table)
     if table.shape[1] < 2:
-        raise source.error("a point is two numbers or more, but the lines hold one", line=line)
+        raise source.error("a point needs at least two numbers, but the lines have one", line=line)
     rows = {"features": table[:, 3:].astype(np.float32)} if table.shape[1] > 3 else {}
     return Points(table[:, :3], rows, narrowest(table[:, :3]))
 
@@ -111,7 +111,7 @@ def _by_name(source: Source, names: list[str], table: np.ndarray) -> Points:
         whole = (row == np.floor(row)).all()
         if name in WHOLE:
             if not whole or not (np.abs(row) < 2**53).all():
-                raise source.error(f"the column {name!r} holds something that is no whole number")
+                raise source.error(f"the column {name!r} must hold whole numbers")
             points.rows[name] = row.astype(np.int64)
         elif name == "rgb" and row.ndim == 2:
             # From 0 to 1 where nothing lies between: 1 is the largest, not the smallest.

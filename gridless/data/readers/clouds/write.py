@@ -38,13 +38,17 @@ def write_cloud(path: str | Path, cloud: Cloud) -> None:
     """
     path = Path(path)
     if not isinstance(cloud, Cloud):
-        words = f"give the path, then the cloud: gl.write_cloud(path, cloud), not {type(cloud).__name__} last"
-        raise TypeError(f"write_cloud: {words}")
+        kind = type(cloud).__name__
+        raise TypeError(
+            f"write_cloud: the second argument must be a Cloud, not {kind}. Use gl.write_cloud(path, cloud)."
+        )
     if path.suffix.lower() not in WRITERS:
-        raise ValueError(f"{path}: clouds are written as {', '.join(WRITERS)}, not {path.suffix or 'without suffix'}")
+        raise ValueError(
+            f"{path}: clouds are written as {', '.join(WRITERS)}, not as {path.suffix or 'a file without suffix'}"
+        )
     if cloud.num_examples != 1 or cloud.padding:
         raise ValueError(
-            f"{path}: one cloud without padding can be written, not {cloud.num_examples}: take x.examples[i]"
+            f"{path}: a file holds one cloud without padding, not {cloud.num_examples}. Write x.examples[i]."
         )
     WRITERS[path.suffix.lower()](path, cloud)
 
@@ -70,7 +74,7 @@ def _las(path: Path, cloud: Cloud) -> None:
     laspy = library("laspy", path)
     coords = cloud.coords.detach().cpu().numpy().astype(np.float64)
     if coords.shape[1] != 3 or not np.isfinite(coords).all():
-        raise ValueError(f"{path}: LAS holds three finite coordinates: remove other points, or write .ply")
+        raise ValueError(f"{path}: LAS needs three finite coordinates. Remove other points, or write .ply.")
     rows = {name: row.detach().cpu().numpy() for name, row in cloud.rows.items()}
     header = laspy.LasHeader(point_format=7 if "rgb" in rows else 6, version="1.4")
     low, high = (coords.min(0), coords.max(0)) if len(coords) else (np.zeros(3), np.zeros(3))
@@ -123,7 +127,7 @@ def _colour(path: Path, rgb: np.ndarray) -> np.ndarray:
 def _fitting(path: Path, name: str, row: np.ndarray) -> np.ndarray:
     if row.ndim != 1:
         raise ValueError(
-            f"{path}: {name!r} is one number a point in LAS, not {row.shape[1:]}: rename it, or write .ply"
+            f"{path}: {name!r} must be one number per point in LAS, not {row.shape[1:]}. Rename it, or write .ply."
         )
     return row if name == "gps_time" else _whole(path, name, row, BITS.get(name, 1))
 
@@ -131,7 +135,7 @@ def _fitting(path: Path, name: str, row: np.ndarray) -> np.ndarray:
 def _whole(path: Path, name: str, row: np.ndarray, bits: int) -> np.ndarray:
     if (row != np.floor(row)).any() or row.min(initial=0) < 0 or row.max(initial=0) >= 1 << bits:
         words = f"{name!r} must be whole numbers from 0 to {(1 << bits) - 1} in LAS"
-        raise ValueError(f"{path}: {words}: scale or rename it, or write .ply or .npy")
+        raise ValueError(f"{path}: {words}. Scale or rename it, or write .ply or .npy.")
     return row.astype(np.uint8 if bits <= 8 else np.uint16)
 
 
@@ -141,8 +145,8 @@ def _extra(path: Path, name: str, row: np.ndarray) -> np.ndarray:
     if row.ndim == 2 and row.shape[1] == 1:
         row = row[:, 0]
     if (row.ndim == 2 and row.shape[1] > 3) or len(name.encode()) > 32:
-        words = f"{name!r} has {row.shape[-1]} numbers a point, or a name of over 32 bytes, too many for LAS"
-        raise ValueError(f"{path}: {words}: write .ply or .npy")
+        words = f"{name!r} has {row.shape[-1]} numbers per point, or a name of over 32 bytes: too long for LAS"
+        raise ValueError(f"{path}: {words}. Write .ply or .npy.")
     # LAS has neither bits nor numbers of half precision.
     return row.astype({"?": np.uint8, "e": np.float32}.get(row.dtype.char, row.dtype))
 

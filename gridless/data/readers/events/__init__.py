@@ -76,7 +76,7 @@ def read_events(
     if not is_bag(Path(path)):
         check_file(Path(path), "EventFolder")
         if topic is not None:
-            raise FormatError(path, f"has no topics: topic is for {', '.join(BAGS)}")
+            raise FormatError(path, f"has no topics. The option topic is for {', '.join(BAGS)}.")
     if isolated:
         return read_isolated(read_events, path, max_bytes, sensor=sensor, repair=repairs, stream=stream, topic=topic)
     file = File(Path(path), Limits(path, max_bytes), stream, sensor, "cut" in repairs, topic)
@@ -137,8 +137,8 @@ def reader_of(file: File) -> ModuleType:
     if not len(file):
         raise file.error("is empty", 0)
     if name is not None:
-        raise file.error(f"does not begin as a {suffix} file does: found {head[:12]!r}", 0)
-    raise file.error(f"is in no known format: it begins with {head[:12]!r} and ends in {suffix or 'no suffix'}", 0)
+        raise file.error(f"not a {suffix} file: it begins with {head[:12]!r}", 0)
+    raise file.error(f"unknown format: it begins with {head[:12]!r} and has {suffix or 'no suffix'}", 0)
 
 
 def _reader(name: str) -> ModuleType:

@@ -30,6 +30,6 @@ def read(file: File) -> Recording:
     chip = next((line.split(":", 1)[1].lower() for line in lines if line.startswith("AEChip:")), "dvs128")
     davis = next((size for name, size in SENSORS.items() if name in chip), None)
     if davis is None and "dvs128" not in chip:
-        raise file.error(f"the chip {chip.strip()} is not known: DVS128 and DAVIS are", 0)
+        raise file.error(f"unknown chip {chip.strip()}. The reader knows DVS128 and DAVIS.", 0)
     words = file.records(start, "V8", "event").view(">u4").reshape(-1, 2).astype(np.uint32)
     return read_pairs(file, start, words, 0, DAVIS if davis else DVS128, davis or (128, 128))

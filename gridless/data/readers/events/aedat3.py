@@ -15,8 +15,8 @@ MAGIC = b"#!AER-DAT3."
 SENSORS = {"dvs128": (128, 128), "davis128": (128, 128), "davis208": (208, 192), "davis240": (240, 180)}
 SENSORS |= {"davis346": (346, 260), "davis640": (640, 480), "davishet640": (640, 480), "dvxplorer": (640, 480)}
 CAMERAS = ((128, 128), (240, 180), (346, 260), (640, 480))
-FAULTS = ("", "{} bytes of a packet are missing", "a polarity event must have 8 bytes, here it has {}")
-FAULTS += ("a packet cannot hold {} events", "a second source ({}) has events: choose one with stream=...")
+FAULTS = ("", "{} bytes of a packet are missing", "a polarity event must have 8 bytes, not {}")
+FAULTS += ("a packet cannot hold {} events", "a second source ({}) has events. Choose one with stream=...")
 
 
 def sniff(head: bytes) -> bool:
@@ -29,7 +29,7 @@ def read(file: File) -> Recording:
         raise file.error("truncated: the header has no end", start)
     header = {k.strip().lower(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
     if header.get("format", "RAW").upper() != "RAW":
-        raise file.error(f"the format is {header['format']}: only RAW can be read", 0)
+        raise file.error(f"the format is {header['format']}, but only RAW can be read", 0)
     wanted = -1 if file.stream is None else file.stream
     body = file.data[start:]
     capacity, source, fault, detail, position = _scan(body, wanted)

@@ -101,7 +101,7 @@ def _streams(file: File, text: str) -> dict[int, tuple[int, int] | None]:
     """The event streams that the description names, each with its sensor if that is told."""
     # No entities: they can be made to grow without bound.
     if "<!" in text:
-        raise file.error("the description declares a document type, which no camera does", len(MAGIC))
+        raise file.error("the description declares a document type, which is not allowed", len(MAGIC))
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError) as error:
@@ -125,7 +125,7 @@ def _chosen(file: File, streams: dict[int, tuple[int, int] | None]) -> int:
     if not streams:
         raise file.error("the description names no event stream", len(MAGIC))
     if file.stream is None and len(streams) > 1:
-        raise file.error(f"has the event streams {', '.join(map(str, streams))}: choose one with stream=...")
+        raise file.error(f"has the event streams {', '.join(map(str, streams))}. Choose one with stream=...")
     return next(iter(streams)) if file.stream is None else file.stream
 
 
@@ -153,7 +153,7 @@ def _unpacker(file: File, compression: int) -> Callable[[int, int], bytes]:
         else:
             import zstandard as library  # type: ignore[no-redef]
     except ImportError:
-        raise ImportError(f"{file.path} is compressed: pip install {package}") from None
+        raise ImportError(f"{file.path} is compressed. Run pip install {package}.") from None
     pieces = _lz4_pieces if package == "lz4" else _zstd_pieces
 
     def unpack(start: int, end: int) -> bytes:

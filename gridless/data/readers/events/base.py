@@ -48,7 +48,7 @@ class File:
     def truncated(self, message: str, offset: int) -> None:
         """The file ends within something, which is refused unless it is to be left out."""
         if not self.cut:
-            raise self.error(f"truncated: {message}: pass repair='cut' to keep what is whole before it", offset)
+            raise self.error(f"truncated: {message}. Pass repair='cut' to keep the events before it.", offset)
 
     def records(self, start: int, dtype: np.dtype | str, what: str) -> np.ndarray:
         """Everything from byte `start` on, as an array of `dtype`; refuses half a record, or leaves it out."""

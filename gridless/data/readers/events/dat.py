@@ -26,7 +26,7 @@ def read(file: File) -> Recording:
     header = {k.lower(): v for k, _, v in (line.partition(" ") for line in lines)}
     version = _number(file, header, "version", 1)
     if version not in LAYOUTS:
-        raise file.error(f"version {version}: versions 1 and 2 can be read", 0)
+        raise file.error(f"version {version} is unknown. Versions 1 and 2 can be read.", 0)
     sensor = None
     if "width" in header and "height" in header:
         sensor = (_number(file, header, "width", 0), _number(file, header, "height", 0))

@@ -23,9 +23,9 @@ def read(file: File) -> Recording:
         raise file.error("truncated: the header has 20 bytes", len(file))
     version, kind = tuple(file.data[12:15].tolist()), int(file.data[15])
     if version[0] != 2:
-        raise file.error(f"version {'.'.join(map(str, version))}: only version 2 can be read", 12)
+        raise file.error(f"version {'.'.join(map(str, version))} is unknown. Only version 2 can be read.", 12)
     if kind not in (1, 2):
-        raise file.error(f"holds events of type {kind}: contrast events (1) and ATIS events (2) can be read", 15)
+        raise file.error(f"holds events of type {kind}. Contrast events (1) and ATIS events (2) can be read.", 15)
     width, height = (int(v) for v in file.data[16:20].view("<u2"))
     if not width or not height:
         raise file.error(f"the header says the sensor is {width} x {height}", 16)

@@ -35,7 +35,7 @@ def read(file: File) -> Recording:
         words = file.records(start, "<u2", "word")
         capacity, decode = int(_count_evt3(words, EVENTS_OF)), _decode_evt3_alone
     else:
-        raise file.error(f"the encoding is EVT {version or 'unknown'}: EVT 2.0 and EVT 3.0 can be read", 0)
+        raise file.error(f"the encoding is EVT {version or 'unknown'}. EVT 2.0 and EVT 3.0 can be read.", 0)
     pixel, time, polarity = _outputs(capacity)
     count = int(decode(words, capacity + 1, pixel, time, polarity)[0])
 

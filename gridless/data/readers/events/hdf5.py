@@ -46,14 +46,14 @@ def read(file: File) -> Recording:
     except (FormatError, MemoryError):
         raise
     except Exception as error:  # h5py raises many kinds
-        raise file.error(f"not an HDF5 file that can be read: {str(error)[:400] or type(error).__name__}") from None
+        raise file.error(f"this HDF5 file cannot be read: {str(error)[:400] or type(error).__name__}") from None
     return recording_of(file, arrays, sensor)
 
 
 def _events(file: File, root: Any) -> tuple[Any, Any]:
     """The events, as `recording_of` takes them, and the dataset or group that held them."""
     if file.stream not in (None, 0, 1):
-        raise file.error(f"has no event stream {file.stream}: 0 is the first, or the left one, 1 the right one")
+        raise file.error(f"has no event stream {file.stream}. 0 is the first or left one, 1 the right one.")
     places = ("davis/right/events",) if file.stream == 1 else PLACES
     for place in places:
         node = _open(file, root, place)
@@ -68,7 +68,7 @@ def _events(file: File, root: Any) -> tuple[Any, Any]:
         if node is not None and (names := _fields(node)):
             return _group(file, root, node, names), node
     found = ", ".join(name for name, _ in zip(root, range(20))) or "nothing"
-    raise file.error(f"has no events: looked for {', '.join(places)} and found {found}")
+    raise file.error(f"has no events. The reader looked for {', '.join(places)} and found {found}.")
 
 
 def _order(array: np.ndarray) -> str:
@@ -111,10 +111,10 @@ def _group(file: File, root: Any, group: Any, names: dict[str, str]) -> dict[str
     if node is not None:
         offset = _load(file, node)
         if offset.size != 1 or offset.dtype.kind not in "iu":
-            raise file.error(f"t_offset is {offset.shape} {offset.dtype}, not one whole number")
+            raise file.error(f"t_offset is {offset.shape} {offset.dtype}, not one integer")
         latest = int(arrays["t"].max(initial=0)) + int(offset.item())
         if latest >= 2**63:
-            raise file.error(f"has a time of {latest}, with its t_offset: more than 64 bits hold")
+            raise file.error(f"has the time {latest}, with its t_offset, which does not fit in 64 bits")
         arrays["t"] = arrays["t"].astype(np.int64) + int(offset.item())
     return arrays
 
@@ -137,7 +137,7 @@ def _load(file: File, node: Any) -> np.ndarray:
     import h5py
 
     if not isinstance(node, h5py.Dataset):
-        raise file.error(f"{node.name} is no dataset")
+        raise file.error(f"{node.name} is not a dataset")
     # Asked before its shape, for which the library would open the sources of a virtual dataset.
     if node.is_virtual or node.external:
         raise file.error(f"{node.name} is stored in other files, which are not read")
@@ -148,7 +148,7 @@ def _load(file: File, node: Any) -> np.ndarray:
         return node[()]
     except OSError as error:
         plugin = "plugin" in str(error) or "required filter" in str(error)
-        remedy = "; Prophesee's codec needs its HDF5 plugin" if plugin else ""
+        remedy = ". Install the HDF5 plugin of Prophesee's codec." if plugin else ""
         raise file.error(f"{node.name} cannot be read: {str(error)[:200]}{remedy}") from None
 
 

@@ -38,9 +38,9 @@ def read(file: File) -> Recording:
     except FormatError:
         raise
     except MemoryError:
-        raise file.error("declares more than there is memory for") from None
+        raise file.error("declares more data than fits in memory") from None
     except Exception as error:  # SciPy raises many kinds
-        raise file.error(f"not a MATLAB file that can be read: {str(error)[:200] or type(error).__name__}") from None
+        raise file.error(f"this MATLAB file cannot be read: {str(error)[:200] or type(error).__name__}") from None
     recording = recording_of(file, {name: _whole(file, name, arrays.get(name)) for name in names})
     recording.cameras = CAMERAS
     return recording
@@ -49,7 +49,7 @@ def read(file: File) -> Recording:
 def _check(file: File, name: str, shape: tuple[int, ...], kind: str) -> None:
     """Refuse, before it is unpacked, what is no vector of numbers."""
     if kind not in NUMERIC:
-        raise file.error(f"{name} is of type {kind}: it does not hold real numbers")
+        raise file.error(f"{name} has the type {kind}, not real numbers")
     if min(shape, default=0) < 0 or math.prod(shape) != max(shape, default=0):
         raise file.error(f"{name} is {shape}, not a vector")
     file.limits.unpacked(name, math.prod(shape) * NUMBER)

@@ -27,9 +27,9 @@ BOOLEAN = re.compile(rb"\b(?:(true)|false)\b", re.IGNORECASE)
 EXPONENT = re.compile(rb"[\d.][eE][-+]?\d")
 FAULTS = (
     "",
-    "line {line} has something that is no whole number (only times may have a decimal point)",
-    "line {line} has not {wanted} columns",
-    "line {line} has a number too large",
+    "line {line} must hold whole numbers (only times may have a decimal point)",
+    "line {line} does not have {wanted} columns",
+    "line {line} has a number that is too large",
     "line {line} has an empty cell",
 )
 
@@ -52,14 +52,14 @@ def read(file: File) -> Recording:
         first += 1
     if first >= len(file):
         if names is None:
-            raise file.error("has no line of events and no names of columns", start)
+            raise file.error("has neither events nor names of columns", start)
         return Recording(np.empty((0, 2), np.int32), np.empty(0, np.int64), np.empty(0, bool), sensor)
     cells, delimiter = _cells(file, first)
     width = len(cells)
     if width < 4 or width > MAX_COLUMNS:
         raise file.error(f"an event has x, y, t and p, but the first line has {width} columns", first)
     if names is not None and width != names["columns"]:
-        raise file.error(f"the first line of events has {width} columns, but {names['columns']} are named", first)
+        raise file.error(f"the first line of events has {width} columns, but there are {names['columns']} names", first)
     points = [i for i, cell in enumerate(cells) if "." in cell]
     decimal = points[0] if len(points) == 1 and (names is None or points[0] == names["t"]) else -1
     values, decimal = _numbers(file, first, width, decimal, delimiter)
@@ -73,7 +73,7 @@ def read(file: File) -> Recording:
     for name, value in (("x", x), ("y", y)):
         bad = np.flatnonzero((value < -(2**31)) | (value >= 2**31))
         if len(bad):
-            raise file.error(f"row {bad[0]} has {name} = {value[bad[0]]}, which no camera has")
+            raise file.error(f"row {bad[0]} has {name} = {value[bad[0]]}, which is no pixel")
     try:
         polarity = as_polarity(values[:, names["p"]], "polarity")
     except ValueError as error:
@@ -123,7 +123,7 @@ def _names(file: File, start: int) -> tuple[dict[str, int] | None, int]:
     found = {name: [i for i, w in enumerate(words) if w in aliases] for name, aliases in ALIASES.items()}
     wrong = [name for name, at in found.items() if len(at) != 1]
     if wrong:
-        raise file.error(f"the names {', '.join(words)[:80]} do not say which column is {' and '.join(wrong)}", start)
+        raise file.error(f"the names {', '.join(words)[:80]} leave open which column is {' and '.join(wrong)}", start)
     return {"columns": len(words), **{name: at[0] for name, at in found.items()}}, _line_end(file, start)
 
 
@@ -159,18 +159,18 @@ def _with_points(
         between = None if delimiter == " " else delimiter
         real = np.loadtxt(io.BytesIO(body), np.float64, None, between, ndmin=2, encoding="latin-1")
     except ValueError as error:
-        raise file.error(f"has something that is no number: {error}", start) from None
+        raise file.error(f"a value is not a number: {error}", start) from None
     if real.shape[1] != width:
         raise file.error(f"lines have {real.shape[1]} columns, but the first has {width}", start)
     fractions = np.flatnonzero((real != np.rint(real)).any(0))
     if len(fractions) > 1 or (decimal >= 0 and len(fractions) and fractions[0] != decimal):
-        raise file.error("only times may be no whole numbers", start)
+        raise file.error("only times may have decimals", start)
     decimal = int(fractions[0]) if len(fractions) else decimal
     if decimal >= 0:
         real[:, decimal] *= 1e6
     # Beyond, a float64 tells no whole numbers apart; this is also true of what is not finite.
     if not (np.abs(real) <= 2.0**53).all():
-        raise file.error("has a number too large", start)
+        raise file.error("has a number that is too large", start)
     return np.rint(real).astype(np.int64), decimal
 
 
@@ -181,7 +181,7 @@ def _guessed(file: File, values: np.ndarray, decimal: int, at: int) -> dict[str,
         if decimal in (-1, order.index("t")) and p.min() >= -1 and p.max() <= 1 and (t[1:] >= t[:-1]).all():
             fits.append(order)
     if len(fits) != 1:
-        raise file.error("which column is which cannot be told: begin the file with a line of names, e.g. t,x,y,p", at)
+        raise file.error("the order of the columns is unknown. Begin the file with a line of names, e.g. t,x,y,p.", at)
     return {name: fits[0].index(name) for name in "xytp"}
 
 

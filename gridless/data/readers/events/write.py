@@ -23,15 +23,19 @@ def write_events(path: str | Path, events: Events) -> None:
     file stays as it was.
     """
     if not isinstance(events, Events):
-        words = f"give the path, then the events: gl.write_events(path, events), not {type(events).__name__} last"
-        raise TypeError(f"write_events: {words}")
+        kind = type(events).__name__
+        raise TypeError(
+            f"write_events: the second argument must be Events, not {kind}. Use gl.write_events(path, events)."
+        )
     path = Path(path)
     if path.suffix.lower() not in WRITERS:
-        raise ValueError(f"{path}: events are written as {', '.join(WRITERS)}, not {path.suffix or 'without suffix'}")
+        raise ValueError(
+            f"{path}: events are written as {', '.join(WRITERS)}, not as {path.suffix or 'a file without suffix'}"
+        )
     if events.num_examples != 1 or events.polarity is None:
-        raise ValueError(f"{path}: one recording with polarity can be written, these are {events.num_examples}")
+        raise ValueError(f"{path}: a file holds one recording with polarity, not {events.num_examples}")
     if events.rows and path.suffix.lower() != ".npz":
-        raise ValueError(f"{path}: only .npz holds rows, and these events have {', '.join(events.rows)}")
+        raise ValueError(f"{path}: these events have the rows {', '.join(events.rows)}. Only .npz can hold rows.")
     events.check(str(path))
     WRITERS[path.suffix.lower()](path, events)
 
@@ -43,9 +47,7 @@ def _fields(events: Events) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
 
 def _refuse_over(path: Path, what: str, value: int, limit: int) -> None:
     if value >= limit:
-        raise ValueError(
-            f"{path}: {what} {value} does not fit this form, whose limit is {limit - 1}: write .npz instead"
-        )
+        raise ValueError(f"{path}: {what} {value} is above the format's limit, {limit - 1}. Write .npz instead.")
 
 
 def _npz(path: Path, events: Events) -> None:
@@ -80,8 +82,8 @@ def _es(path: Path, events: Events) -> None:
     pauses = gap // LONGEST
     if pauses.sum() > MAX_PAUSES:
         raise ValueError(
-            f"{path}: this form has a byte for every {LONGEST} us without events, from time 0 on: here "
-            f"{int(pauses.sum())} bytes. Let times begin at zero (repair='shift'), or write .npz instead"
+            f"{path}: the format needs a byte for every {LONGEST} us without events from time 0, here "
+            f"{int(pauses.sum())} bytes. Start times at zero (repair='shift'), or write .npz."
         )
     start = np.arange(len(t)) * 5 + np.cumsum(pauses)
     out = np.full(5 * len(t) + int(pauses.sum()), PAUSE, np.uint8)

@@ -60,7 +60,7 @@ def _read(path: Path, max_bytes: int | None) -> tuple[Source, np.ndarray]:
     check_file(path)
     if path.suffix.lower() not in READERS:
         kinds = ", ".join(sorted(READERS))
-        raise FormatError(path, f"unknown kind of mesh {path.suffix!r}: there are readers for {kinds}")
+        raise FormatError(path, f"unknown mesh format {path.suffix!r}. There are readers for {kinds}.")
     source = Source.of(path, max_bytes)
     if not source.data:
         raise source.error("holds no triangles: the file is empty")
@@ -74,7 +74,7 @@ def _sample(source: Source, corners: np.ndarray, points: int, seed: int, normali
     area = np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=1)
     ends = np.cumsum(area)
     if not len(area) or not np.isfinite(ends[-1]) or not ends[-1] > 0:
-        raise source.error("a mesh without area, or without end: no triangles, or none with three finite corners")
+        raise source.error("the mesh has no area: it needs triangles with three finite corners")
     random = np.random.default_rng(seed)
     chosen = corners[np.minimum(np.searchsorted(ends, random.random(points) * ends[-1]), len(ends) - 1)]
     u, v = random.random((2, points, 1))

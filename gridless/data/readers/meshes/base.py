@@ -56,13 +56,13 @@ def polygons(source: Source, body: bytes, line: int, before: int = 0) -> tuple[n
         words = row.split(b"#")[0].split()[before:]
         if words:
             if not words[0].isdigit() or len(words[0]) > 18:
-                raise source.error("the number of corners is no count", line=n)
+                raise source.error("the number of corners is not a count", line=n)
             length = int(words[0])
             if len(words) <= length:
-                raise source.error(f"truncated? {length} corners are promised, {len(words) - 1} are there", line=n)
+                raise source.error(f"truncated? The line declares {length} corners and has {len(words) - 1}", line=n)
             found = words[1 : length + 1]
             if not all(map(bytes.isdigit, found)) or max(map(len, found), default=0) > 18:
-                raise source.error("a corner is no number of a vertex", line=n)
+                raise source.error("a corner is not the number of a vertex", line=n)
             corners += map(int, found)
             lengths.append(length)
     return np.array(corners, np.int64), np.array(lengths, np.int64)

@@ -17,7 +17,7 @@ def read(source: Source) -> Mesh:
     face = parts.get("face")
     chosen = next((p for p in face.element.lists if p.name in CORNERS), None) if face else None
     if face is None or chosen is None or chosen.kind.kind == "f" or vertices.shape[1] != 3:
-        raise source.error("not a mesh: it has no faces with whole numbers in vertex_indices, or no x, y and z")
+        raise source.error("not a mesh: it needs x, y, z and faces with whole numbers in vertex_indices")
     if order:
         return Mesh(vertices, *_binary(source, face, chosen))
     before = face.element.properties[: face.element.properties.index(chosen)]

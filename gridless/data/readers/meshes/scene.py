@@ -33,9 +33,9 @@ def read(source: Source) -> Mesh:
     except FormatError:
         raise
     except MemoryError:
-        raise source.error("declares more than there is memory for") from None
+        raise source.error("declares more data than fits in memory") from None
     except Exception as error:  # trimesh raises many kinds
-        raise source.error(f"not a mesh that can be read: {type(error).__name__} {str(error)[:200]}") from None
+        raise source.error(f"this mesh cannot be read: {type(error).__name__} {str(error)[:200]}") from None
     if not parts:
         raise source.error("holds no triangles")
     starts = np.cumsum([0] + [len(vertices) for vertices, _ in parts])
