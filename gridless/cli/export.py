@@ -41,8 +41,13 @@ def export(
     model = load(weights)
     if web is not None:
         from gridless.live.export.page import web as page
+        from gridless.tasks import task_of
 
-        print(f"{page(model, web, bits, chunk, Path(weights).stem) / 'index.html'}: open it in a browser")
+        path = Path(weights)
+        # A run's weights are called weights; its folder has the name.
+        title = path.resolve().parent.name if path.stem == "weights" else path.stem
+        tracks = task_of(model).classes(model.config) is None
+        print(f"{page(model, web, bits, chunk, title, tracks) / 'index.html'}: open it in a browser")
     if out is not None:
         print(f"{write(model, out, bits, chunk, name)}: network.c and network.h; README.md says the rest")
     if check:

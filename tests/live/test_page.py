@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch
 from browser import CHROMIUM, Browser
 
 import gridless as gl
+from gridless.cli.main import main
 from gridless.live.export import page as exported
 from gridless.live.export.check import zig
 from gridless.models import events as networks
@@ -186,6 +188,39 @@ def test_the_page_has_the_name_and_the_classes_of_the_network(gestures):
     assert 'DRAWN = "arms"' in page
     assert page.count("</script>") == 3
     assert "http" not in page.replace("http-equiv", "")
+
+
+@pytest.fixture
+def tracker(tmp_path, monkeypatch):
+    """The page of saved weights of a network that tracks, by the command."""
+    torch.manual_seed(0)
+    (tmp_path / "flights").mkdir()
+    model = gl.models.EventTracker((24, 18), width=4, weights=2, channels=2, hidden=4)
+    gl.save(model, tmp_path / "flights" / "weights")
+    if not zig():
+        monkeypatch.setattr(exported, "_compiler", lambda: ["true"])
+        monkeypatch.setattr(exported, "compiled", lambda command, work: (work / "network.wasm").write_bytes(b""))
+    assert main(["export", str(tmp_path / "flights" / "weights"), "--web", str(tmp_path / "web")]) == 0
+    return tmp_path / "web" / "index.html"
+
+
+def test_the_page_of_a_network_that_tracks_says_so_and_has_the_name_of_the_run(tracker):
+    page = tracker.read_text()
+    assert "<h1>flights</h1>" in page
+    assert "follows an object" in page
+    assert "TRACKS = true" in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not zig(), reason="no compiler for WebAssembly (ziglang)")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_the_page_of_a_network_that_tracks_shows_positions(tracker, tmp_path):
+    with Browser(tracker.as_uri(), tmp_path / "browser") as page:
+        page.wait("document.readyState == 'complete' && past.length > 3")
+        assert re.fullmatch(r"x -?[\d.]+, y -?[\d.]+", page.value("$('answer').textContent"))
+        assert page.value("$('legend').textContent") == "xy"
+        assert page.value("$('bars').childElementCount") == 0
+        assert page.value("$('over').textContent") == "Position over time"
 
 
 @pytest.mark.slow

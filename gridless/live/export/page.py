@@ -29,7 +29,14 @@ DRAWN = {
 }
 
 
-def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048, title: str | None = None) -> Path:
+def web(
+    model: nn.Module,
+    out: str | Path,
+    bits: int = 32,
+    chunk: int = 2048,
+    title: str | None = None,
+    tracks: bool = False,
+) -> Path:
     """Write a page with the network to the folder `out`: `index.html`, which opens without a server, and `network.js`.
 
     The page shows events, the prediction and the probabilities over time. Its events come from recordings (.raw, .dat,
@@ -43,28 +50,32 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048, ti
         bits: of weights and traces, 32 or 16.
         chunk: input events that go through the network together.
         title: the name at the top of the page; by default the name of the weights or recipe, else of the class.
+        tracks: the two outputs are the position (x, y) of an object, not logits of classes.
     """
     folder, files = as_folder(out), texts(model, bits, chunk)
     settings = dict(re.findall(r"#define NET_(CLASSES|WIDTH|HEIGHT) (\d+)", files["network.h"]))
-    names = [shown(name) for name in class_names(model, int(settings["CLASSES"]))]
+    count = int(settings["CLASSES"])
+    if tracks and count != 2:
+        raise ValueError(f"web: a network that tracks has 2 outputs, x and y, not {count}. Leave out tracks.")
+    names = ["x", "y"] if tracks else [shown(name) for name in class_names(model, count)]
     with tempfile.TemporaryDirectory() as name:
         work = write(Path(name), files | {"web.c": (HERE / "web" / "web.c").read_text("utf-8")})
         compiled([*_compiler(), *FLAGS, "web.c", "-o", "network.wasm"], work)
         code = base64.b64encode((work / "network.wasm").read_bytes()).decode()
-    about = (
-        f"An event network ({type(model).__name__}) for {settings['WIDTH']} x {settings['HEIGHT']} pixels that tells "
-        f"{len(names)} classes apart."
+    about = f"An event network ({type(model).__name__}) for {settings['WIDTH']} x {settings['HEIGHT']} pixels that " + (
+        "follows an object." if tracks else f"tells {len(names)} classes apart."
     )
     values = {
         "TITLE": html.escape(shown(title or _title(model))),
         "ABOUT": html.escape(shown(about)),
         "NAMES": script(names),
+        "TRACKS": script(tracks),
         "SOURCE": script(drawing(names if getattr(model, "about", {}).get("class_names") else [])),
         "FORMATS": (HERE / "web" / "formats.js").read_text("utf-8"),
     }
     page = (HERE / "web" / "index.html").read_text("utf-8")
     # In one pass: a name that looks like a placeholder stays a name.
-    page = re.sub(r"@(TITLE|ABOUT|NAMES|SOURCE|FORMATS)@", lambda match: values[match[1]], page)
+    page = re.sub(r"@(TITLE|ABOUT|NAMES|TRACKS|SOURCE|FORMATS)@", lambda match: values[match[1]], page)
     # A script, because pages that are files may not fetch other files.
     return write(folder, {"index.html": page, "network.js": f'const NETWORK = "{code}";\n'})
 
