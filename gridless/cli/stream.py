@@ -190,6 +190,13 @@ def _check_source(source: str, repairs: list[str], crop: str | None, topic: str 
         raise ValueError(f"--topic is for recordings of ROS ({', '.join(SUFFIXES)}), not for {source}: leave it out")
     if not live and not Path(source).is_file() and not is_recording_of_ros:
         raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
+    if is_recording_of_ros:
+        from gridless.data.readers.events.ros import check_topic
+
+        try:
+            check_topic(Path(source), topic)
+        except ValueError as error:
+            raise ValueError(in_options(error)) from error
     host, port = _address(source)
     if source.startswith("udp://") and (not host or not port.isdigit()):
         raise ValueError(f"{source!r} is not of the form udp://HOST:PORT")

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
 
@@ -51,7 +53,7 @@ def njit(inner: bool = False, cache: bool = False, **options: Any) -> Callable[[
             return function
         if inner:
             dispatcher = _Inner(function, targetoptions=dispatcher.targetoptions)
-        if cache:
+        elif cache:
             _keep(dispatcher)
         # Absent without a cache; a later Numba without it keeps its own stamp.
         file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
@@ -80,10 +82,40 @@ def _keep(dispatcher: Any) -> None:
 
 
 class _Inner(CPUDispatcher):
-    """A kernel without an entry from Python, which Numba would call all the same."""
+    """A kernel that only other kernels call: LLVM optimises and assembles it within each of them, and not by itself."""
+
+    def __init__(self, function: Callable[..., Any], targetoptions: dict[str, Any]) -> None:
+        super().__init__(function, targetoptions=targetoptions, pipeline_class=_InnerCompiler)
 
     def __call__(self, *args: Any, **named: Any) -> None:
         raise TypeError(f"{self.__name__} was compiled with inner=True, for other kernels to call: Python cannot")
+
+    def add_overload(self, cres: Any) -> None:
+        self.overloads[tuple(cres.signature.args)] = cres
+
+
+class _InnerCompiler(Compiler):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.state.flags.no_compile = True
+        self.state.library = _InnerLibrary(self.state.targetctx.codegen(), "inner")
+
+    def _compile_core(self) -> Any:
+        # Callers find the kernel by its entry, which is no function here.
+        result = super()._compile_core()._replace(entry_point=object())
+        self.state.targetctx.insert_user_function(result.entry_point, result.fndesc, [result.library])
+        return result
+
+
+class _InnerLibrary(JITCodeLibrary):
+    """LLVM code that is linked into that of other kernels."""
+
+    def finalize(self) -> None:
+        for library in dict.fromkeys(self._linking_libraries):
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalize_dynamic_globals()
+        self._finalized = True
 
 
 @functools.cache

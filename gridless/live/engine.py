@@ -92,6 +92,7 @@ class Engine(ProgramStream):
 
     def _numbers(self, numbers: list[int]) -> None:
         self._i[SEEN], self._i[TIME], self._i[START] = numbers
+        self._i[FINISHED] = 0
 
     @alone
     def reset(self) -> None:
@@ -119,7 +120,7 @@ class Engine(ProgramStream):
         last = None
         while status != DONE:
             if status == WINDOW:
-                last = self._logits()
+                last = self.predict()
             elif self._answers >= 0 and (count := int(self._i[self._answers + S_COUNT])):
                 place, pitch, classes = self._each  # type: ignore[misc]
                 at = place + (count - 1) * pitch
@@ -133,7 +134,7 @@ class Engine(ProgramStream):
         status = self._begin(packet)
         while status != DONE:
             if status == WINDOW:
-                predictions.append(Prediction(int(self._i[FINISHED]), self._logits()))
+                predictions.append(Prediction(int(self._i[FINISHED]), self.predict()))
             elif self._answers >= 0:
                 predictions += self._predictions()
             status = self._go(MORE)

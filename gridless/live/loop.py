@@ -133,8 +133,8 @@ def run(i, pixel, time, polarity, count, packet):
 
     `packet` is NEW, TRUSTED (new, and its events are checked) or MORE: go on where the loop stopped.
 
-    Returns CHUNK if the buffers hold watched events, WINDOW if a window has ended (its answer is computed), REFUSED for
-    a bad packet, and DONE at the end.
+    Returns CHUNK if the buffers hold watched events, WINDOW if a window has ended (`answer` gives its answer until the
+    loop goes on), REFUSED for a bad packet, and DONE at the end.
     """
     f = carray(pointer(i[FLOATS]), (i[FLOAT_COUNT],), np.float32)
     d = carray(pointer(i[DOUBLES]), (i[DOUBLE_COUNT],), np.float64)
@@ -147,6 +147,8 @@ def run(i, pixel, time, polarity, count, packet):
             if first_outside(pixels, i[TOP + S_WIDTH], i[TOP + S_HEIGHT]) >= 0 or first_back(times, 0, count) >= 0:
                 return REFUSED
         i[AT] = 0
+    elif i[FINISHED] > i[START]:
+        _restart(i, f, d, load64(time, i[AT]))
     while True:
         _clear(i)
         if i[AT] >= count:
@@ -163,9 +165,7 @@ def run(i, pixel, time, polarity, count, packet):
                 return CHUNK
         elif ended:
             # A window begins with an event: it is never empty.
-            answer(i, f, d)
             i[FINISHED] = i[START] + i[DURATION]
-            _restart(i, f, d, load64(time, i[AT]))
             return WINDOW
 
 

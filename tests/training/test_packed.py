@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from killing import KillAfter, Killed, assert_same
 
 import gridless as gl
 from gridless.data import MovingGlyphs, Shapes
 from gridless.structures import Structure
 from gridless.training.examples import TrainingSet, block
+from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import load_recipe
 
@@ -83,3 +86,35 @@ def test_a_network_trained_from_disk_has_the_same_weights(clouds: tuple[Training
         train(recipe, task, data, data, tmp_path / name)
     a, b = (gl.load(tmp_path / name / "weights").state_dict() for name in ("memory", "disk"))
     assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
+def test_a_run_from_disk_that_was_killed_goes_on_to_the_weights_of_memory(
+    clouds: tuple[TrainingSet, PackedSet], tmp_path: Path, one_thread: None
+):
+    from gridless.training.run import run
+
+    memory, disk = clouds
+    model = {"model__classes": len(memory.class_names), "model__width": 8}
+    recipe = load_recipe("shapes", {"epochs": 2, "batch_size": 8, "points": 64, **model})
+    settings = {"device": "cpu", "checkpoint_steps": 1, "progress": False}
+    run(recipe, memory, memory, tmp_path / "memory", **settings)
+    with pytest.raises(Killed):
+        run(recipe, disk, memory, tmp_path / "disk", callbacks=[KillAfter(4)], **settings)
+    run(recipe, disk, memory, tmp_path / "disk", resume=True, **settings)
+    assert_same(tmp_path / "memory", tmp_path / "disk")
+
+
+def test_processes_read_shares_of_a_pack_that_make_up_the_batch(clouds: tuple[TrainingSet, PackedSet]):
+    memory, disk = clouds
+    recipe = load_recipe("shapes", {"points": 64})
+    model: Any = recipe.changed(model__classes=len(memory.class_names)).make_model()
+    settings = {"shuffle": True, "seed": 3}
+    # Coordinates tell examples apart.
+    seen: list[list[list[float]]] = []
+    for data, rank, world in ((memory, 0, 1), (disk, 0, 2), (disk, 1, 2)):
+        batches = Loader(data, model.plan, 8, rank=rank, world=world, **settings)
+        seen.append([batch.geometry[model.cloud].coords[::64, 0].tolist() for batch in batches])
+    for whole, *shares in zip(*seen, strict=True):
+        assert [len(share) for share in shares] == [4, 4]
+        assert sorted(whole) == sorted(shares[0] + shares[1])

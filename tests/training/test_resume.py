@@ -130,7 +130,7 @@ def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, 
         assert results[name] == right.double().mean().item()
 
 
-def test_the_loss_and_accuracy_of_an_epoch_are_means_over_itsdigest_of(recipe, clouds, tmp_path):
+def test_the_loss_and_accuracy_of_an_epoch_are_means_over_its_examples(recipe, clouds, tmp_path):
     """Weights that do not move, and batches of ten and one of two."""
     found, network = [], {"model": {**recipe.model, "dropout": 0.0}, "smoothing": 0.0, "average": None}
     recipe = Recipe.from_dict({**recipe.to_dict(), **network, "epochs": 1, "learning_rate": 1e-30, "l2": 0.0})

@@ -39,6 +39,12 @@ def read(file: File) -> Recording:
     return Recording(pixel, time, polarity, parts[0].sensor)
 
 
+def check_topic(path: Path, topic: str | None) -> None:
+    """Refuse a topic without events, or the choice between several that is left open."""
+    with Bag.open(path) as bag:
+        bag.topic(topic, TYPES, "events")
+
+
 def packets(file: File) -> Iterator[Recording]:
     """The events of one message after the other."""
     with Bag.open(file.path) as bag:
