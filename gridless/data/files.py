@@ -77,7 +77,7 @@ def check_below(folder: Path) -> None:
     """Refuse a folder that cannot be made, as it, or one that it is in, is a file."""
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
-            raise NotADirectoryError(f"{path} is a file, and a folder is needed there: choose another place")
+            raise NotADirectoryError(f"{path} is a file, not a folder. Choose another path.")
 
 
 def check_writable(folder: Path, option: str) -> None:
@@ -91,7 +91,7 @@ def check_writable(folder: Path, option: str) -> None:
             pass
         if writable:
             return
-    raise PermissionError(f"nothing can be written in {existing}: choose another folder ({option})")
+    raise PermissionError(f"{existing} is not writable. Choose another folder ({option}).")
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def locked(path: Path, out: Path) -> Iterator[None]:
             # Some network file systems have no locks.
             held = error.errno not in (errno.EACCES, errno.EAGAIN)
         if not held:
-            raise ValueError(f"another run is writing {out}: wait for it, or give another --out")
+            raise ValueError(f"another run is writing {out}. Wait for it, or give another --out.")
         try:
             yield
         finally:

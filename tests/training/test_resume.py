@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -274,7 +275,7 @@ def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
 def test_two_runs_do_not_share_a_folder(recipe, clouds, tmp_path):
     class Second:
         def on_train_start(self, *_):
-            with pytest.raises(ValueError, match=f"another run is writing {tmp_path}: wait for it, or give another"):
+            with pytest.raises(ValueError, match=f"another run .*{tmp_path}"):
                 run(recipe.changed(seed=5), clouds, None, tmp_path, progress=False)
 
     result = run(recipe, clouds, None, tmp_path, progress=False, callbacks=[Second()])
@@ -301,7 +302,7 @@ def test_a_file_is_no_folder_of_a_run(capsys, tmp_path, below):
     (tmp_path / "file").touch()
     # It is refused before the data is read: there is none.
     assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / "file" / below)]) == 1
-    assert f"{tmp_path / 'file'} is a file, and a folder is needed there: choose another" in capsys.readouterr().err
+    assert f"{tmp_path / 'file'} is a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("below", ["", "runs/1"])
@@ -312,7 +313,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_data_is_read(caps
         os, "access", lambda path, mode: not (mode & os.W_OK and Path(path) == tmp_path) and access(path, mode)
     )
     assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / below)]) == 1
-    assert f"nothing can be written in {tmp_path}: choose another folder (--out)" in capsys.readouterr().err
+    assert re.search(f"{re.escape(str(tmp_path))} .*--out", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])

@@ -58,7 +58,7 @@ def packets(file: File) -> Iterator[Recording]:
             sensor = recording.sensor
             yield recording
         if decoder.lost:
-            warnings.warn(f"{file.path}: {decoder.lost} packets of {topic!r} are not there", stacklevel=2)
+            warnings.warn(f"{file.path}: {decoder.lost} packets of {topic!r} are missing", stacklevel=2)
 
 
 class PacketDecoder:
@@ -81,11 +81,11 @@ class PacketDecoder:
         data = np.frombuffer(memoryview(message.events), np.uint8)
         encoding = str(message.encoding)
         if encoding not in DECODERS:
-            words = f"the encoding of events is {encoding[:40]!r}: {', '.join(DECODERS)} can be read"
+            words = f"the encoding of events is {encoding[:40]!r}. {', '.join(DECODERS)} can be read."
             raise FormatError(self.source, words)
         size = 2 if encoding == "evt3" else 8
         if len(data) % size:
-            raise FormatError(self.source, f"packet {number} has {len(data)} bytes, which are no words of {size}")
+            raise FormatError(self.source, f"packet {number} has {len(data)} bytes, not a multiple of {size}")
         pixel, time, polarity = DECODERS[encoding](data, order, int(message.time_base), self.evt3)
         return Recording(pixel, time, polarity, (int(message.width), int(message.height)))
 
