@@ -188,7 +188,9 @@ class Stream:
             late = int((events.time < LONGEST).sum())
             fault = late, f"is at {int(events.time[late])} us, but times end at {LONGEST}"
         if fault is not None:
-            raise ValueError(f"stream: event {fault[0]} of the packet {fault[1]}; the packet was not taken")
+            raise ValueError(
+                f"stream: event {fault[0]} of the packet {fault[1].rstrip('.')}. The packet was not taken."
+            )
 
     def _check_name(self, name: str) -> None:
         if name not in self._names:
