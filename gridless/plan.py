@@ -28,7 +28,7 @@ from gridless.geometry.farthest import Size, check_size, check_start
 from gridless.geometry.grid import check_cell
 from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import check_stride, coarser, reach_of
-from gridless.geometry.voxels import Axes
+from gridless.geometry.voxels.window import Axes
 from gridless.structures import Cloud, Edges, Events, Geometry, TapEdges, Voxels, collate, fixed
 from gridless.structures.events import as_sensor
 from gridless.structures.interchange import narrowest

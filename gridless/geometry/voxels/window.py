@@ -1,0 +1,174 @@
+"""Kernels on grids: the window of a kernel, the sites that it leaves, and what they are refused for."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from gridless import backends
+from gridless.geometry.checks import check_whole
+from gridless.geometry.voxels import reference
+
+# One number for all axes, or one for each.
+Axes = int | Sequence[int]
+
+# Products of coordinates and strides stay below this.
+_FAR = 1 << 61
+_INT32 = torch.iinfo(torch.int32)
+
+
+class Window:
+    """A kernel with its stride, padding and dilation, one number for each axis."""
+
+    def __init__(self, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> None:
+        self.kernel, self.stride, self.padding, self.dilation = kernel, stride, padding, dilation
+        self.settings = kernel, stride, padding, dilation
+
+    @classmethod
+    def of(cls, kernel: Axes, stride: Axes, padding: Axes, dilation: Axes, dim: int) -> Window:
+        sides, pads = axis_numbers("kernel", kernel, dim), axis_numbers("padding", padding, dim, least=0)
+        return cls(sides, axis_numbers("stride", stride, dim), pads, axis_numbers("dilation", dilation, dim))
+
+    def offsets(self, device: torch.device) -> Tensor:
+        """dilation * k - padding of every tap k (T, D) int64, in order."""
+        return _offsets(tuple(zip(*self.settings, strict=True)), device)
+
+    def steps(self, device: torch.device) -> Tensor:
+        """The stride (D) int64."""
+        return _tensor(tuple(self.stride), device)
+
+    def extent(self, what: str, shape: Sequence[int]) -> list[int]:
+        """The shape of the grid that a dense convolution leaves."""
+        sizes = axis_numbers("shape", shape, len(self.kernel))
+        axes = zip(sizes, *self.settings, strict=True)
+        left = [(size + 2 * pad - d * (k - 1) - 1) // s + 1 for size, k, s, pad, d in axes]
+        if min(left) < 1:
+            raise ValueError(
+                f"{what}: a kernel of {self.kernel} leaves nothing of the shape {list(shape)}. Use more padding."
+            )
+        return left
+
+    def transposed_extent(self, what: str, shape: Sequence[int], extra: list[int]) -> list[int]:
+        sizes = axis_numbers("shape", shape, len(self.kernel))
+        axes = zip(sizes, extra, *self.settings, strict=True)
+        left = [(size - 1) * s - 2 * pad + d * (k - 1) + e + 1 for size, e, k, s, pad, d in axes]
+        if min(left) < 1:
+            raise ValueError(
+                f"{what}: a padding of {self.padding} leaves nothing of the shape {list(shape)}. Use less padding."
+            )
+        return left
+
+
+# Kept on the device: each copy to a GPU would wait for it.
+
+
+@lru_cache(256)
+def _offsets(axes: tuple[tuple[int, int, int, int], ...], device: torch.device) -> Tensor:
+    along = [[dilation * k - padding for k in range(kernel)] for kernel, _, padding, dilation in axes]
+    return torch.tensor(list(itertools.product(*along)), dtype=torch.int64).to(device)
+
+
+@lru_cache(256)
+def _tensor(values: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device)
+
+
+def seen_from(sites: Tensor, window: Window) -> Tensor:
+    """The sites of the new grid that see `sites` (N, 1 + D), some of them several times."""
+    columns, none = sites[:, :1], torch.ones(len(sites), dtype=torch.bool, device=sites.device)
+    rows = none.nonzero()[:, 0]
+    for axis, (kernel, stride, padding, dilation) in enumerate(zip(*window.settings, strict=True), 1):
+        x = sites[rows, axis] + padding
+        if dilation == 1:
+            last = torch.div(x, stride, rounding_mode="floor")
+            reach = -(-kernel // stride)
+            at = last[:, None] - torch.arange(reach, device=sites.device)
+            sees = x[:, None] - at * stride < kernel
+        else:
+            shifted = x[:, None] - torch.arange(kernel, device=sites.device) * dilation
+            at = torch.div(shifted, stride, rounding_mode="floor")
+            sees = at * stride == shifted
+        seen, which = sees.nonzero(as_tuple=True)
+        rows, columns = rows[seen], torch.cat([columns[seen], at[seen, which][:, None]], 1)
+    return columns
+
+
+def inside_sites(sites: Tensor, window: Window, extent: list[int]) -> Tensor | None:
+    """The distinct sites of the new grid, of this extent from 0, that see `sites`, in order; None where an example and
+    a cell may not fit into one number. A GPU waits once, for how many there are."""
+    if sites.dtype != torch.int32 or math.prod(extent) >= 1 << 30:
+        return None
+    key, sees = sites[:, :1].long(), torch.ones_like(sites[:, :1], dtype=torch.bool)
+    for axis, (side, kernel, stride, padding, dilation) in enumerate(zip(extent, *window.settings, strict=True), 1):
+        x = sites[:, axis, None].long() + padding
+        if dilation == 1:
+            at = torch.div(x, stride, rounding_mode="floor") - torch.arange(-(-kernel // stride), device=x.device)
+            exists = x - at * stride < kernel
+        else:
+            shifted = x - torch.arange(kernel, device=x.device) * dilation
+            at = torch.div(shifted, stride, rounding_mode="floor")
+            exists = at * stride == shifted
+        exists &= (at >= 0) & (at < side)
+        key = (key[:, :, None] * side + at[:, None, :]).flatten(1)
+        sees = (sees[:, :, None] & exists[:, None, :]).flatten(1)
+    # One number behind all others is cut off again: whether there are some that see nothing is not read.
+    behind = torch.iinfo(torch.int64).max
+    key = torch.where(sees, key, behind).flatten()
+    key, columns = torch.unique(torch.cat([key, key.new_full((1,), behind)]))[:-1], []
+    for side in reversed(extent):
+        columns.append(key % side)
+        key = torch.div(key, side, rounding_mode="floor")
+    return torch.stack([key, *reversed(columns)], 1).int()
+
+
+def new_sites(what: str, sites: Tensor, candidates: Tensor, extent: list[int] | None) -> Tensor:
+    """The distinct candidates inside the extent, in order, in the dtype of the sites."""
+    if extent is not None:
+        limit = _tensor(tuple(extent), candidates.device)
+        inside = ((candidates[:, 1:] >= 0) & (candidates[:, 1:] < limit)).all(1)
+        candidates = candidates[inside]
+    distinct = backends.implementation(reference, sites.device).distinct(candidates.contiguous())
+    if sites.dtype == torch.int32 and extent is None and len(distinct):
+        low, high = (int(v) for v in distinct.aminmax())
+        if low < _INT32.min or high > _INT32.max:
+            raise ValueError(f"{what}: new sites run from {low} to {high}, beyond int32. Give the sites as int64.")
+    return distinct.to(sites.dtype)
+
+
+def check_sites(what: str, sites: Tensor) -> int:
+    """The dimensions of the sites; refuses what is none."""
+    if not isinstance(sites, Tensor) or sites.dtype not in (torch.int32, torch.int64):
+        kind = sites.dtype if isinstance(sites, Tensor) else type(sites).__name__
+        raise TypeError(f"{what}: sites must be an int32 or int64 tensor (S, 1 + D), example first, not {kind}")
+    if sites.ndim != 2 or not 2 <= sites.shape[1] <= 5:
+        raise ValueError(
+            f"{what}: sites must be (S, 1 + D), example first, with D from 1 to 4, not {tuple(sites.shape)}"
+        )
+    return sites.shape[1] - 1
+
+
+def check_range(what: str, source: Tensor, target: Tensor, window: Window) -> None:
+    """Refuse 64-bit coordinates whose products with the stride, or differences, overflow."""
+    reach = max(k * d + p for k, _, p, d in zip(*window.settings, strict=True))
+    for sites, stride in ((source, 1), (target, max(window.stride))):
+        if not len(sites):
+            continue
+        low, high = (int(v) for v in sites.aminmax())
+        if max(-low, high) * stride + reach >= _FAR:
+            raise ValueError(f"{what}: coordinates run from {low} to {high}, beyond 2^61 / stride. Shift them.")
+
+
+def axis_numbers(name: str, value: Axes, dim: int, least: int = 1) -> list[int]:
+    """One whole number for each axis."""
+    values = list(value) if isinstance(value, Sequence | torch.Size) else [value] * dim
+    if len(values) != dim:
+        raise ValueError(f"voxels: {name} must be a number or {dim} of them, not {value!r}")
+    numbers = [check_whole("voxels", name, v, least) for v in values]
+    if name == "kernel" and math.prod(numbers) > 1 << 16:
+        raise ValueError(f"voxels: a kernel of {numbers} has more than {1 << 16} taps")
+    return numbers
