@@ -126,10 +126,10 @@ def test_rotation_by_a_right_angle_turns_about_half_the_sensor(monkeypatch):
 def test_rotation_keeps_distances_to_within_rounding():
     events = recording()
     turned = ev.Rotate(math.pi / 8)(events, seed(1))
-    kept = {int(t): i for i, t in enumerate(events.time.tolist())}
+    row_at = {int(t): i for i, t in enumerate(events.time.tolist())}
     half = torch.tensor(SENSOR) / 2
     for row in range(0, len(turned), 25):
-        source = events.pixel[kept[int(turned.time[row])]]
+        source = events.pixel[row_at[int(turned.time[row])]]
         gap = (turned.pixel[row] - half).norm() - (source - half).norm()
         assert abs(gap) <= math.sqrt(0.5) + 1e-6
 
@@ -262,7 +262,7 @@ def test_a_chain_ends_in_a_plan_or_any_other_step():
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: ev.Flip(2), "Flip: axis .*2"),
         (lambda: ev.Zoom(0, 1), "Zoom: .* 0"),
@@ -275,8 +275,8 @@ def test_a_chain_ends_in_a_plan_or_any_other_step():
         (lambda: ev.ThinTo(0), "ThinTo: least .*0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_settings_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -290,10 +290,10 @@ def test_what_is_no_recording_is_refused_by_name():
 @pytest.mark.parametrize("transform", ALL, ids=lambda t: type(t).__name__)
 def test_events_without_polarity_are_augmented_alike(transform):
     events = recording()
-    found, wanted = transform(events._changed(polarity=None), seed(3)), transform(events, seed(3))
-    assert found.polarity is None
-    assert torch.equal(found.pixel, wanted.pixel)
-    assert torch.equal(found.time, wanted.time)
+    turned, wanted = transform(events._changed(polarity=None), seed(3)), transform(events, seed(3))
+    assert turned.polarity is None
+    assert torch.equal(turned.pixel, wanted.pixel)
+    assert torch.equal(turned.time, wanted.time)
 
 
 def test_swapped_polarity_is_that_of_whole_recordings():
@@ -308,21 +308,21 @@ def test_swapped_polarity_is_that_of_whole_recordings():
 
 def test_stretching_keeps_the_origin_and_changes_the_ratio_of_the_sides():
     events = gl.collate([recording(300, seed=i, sensor=(20, 20)) for i in range(30)])._changed(sensor=(60, 60))
-    made = ev.Stretch(0.5, 2.0)(events, seed())
-    assert len(made) == len(events)
-    sides = torch.stack([p.pixel.amax(0) + 1 for p in parts(made)]).double()
+    stretched = ev.Stretch(0.5, 2.0)(events, seed())
+    assert len(stretched) == len(events)
+    sides = torch.stack([p.pixel.amax(0) + 1 for p in parts(stretched)]).double()
     assert bool(((sides >= 9) & (sides <= 40)).all())
     ratio = sides[:, 0] / sides[:, 1]
     assert ratio.min() < 0.6
     assert ratio.max() > 1.7
-    assert all(p.pixel.amin() == 0 for p in parts(made))
+    assert all(p.pixel.amin() == 0 for p in parts(stretched))
     assert same(ev.Stretch(1.0, 1.0)(events, seed()), events)
 
 
 def test_jitter_moves_each_event_by_itself():
     events = recording(4000, sensor=(200, 200))
-    made = ev.Jitter(2.0)(events._changed(pixel=events.pixel * 0 + 100), seed())
-    by = (made.pixel - 100).double()
+    jittered = ev.Jitter(2.0)(events._changed(pixel=events.pixel * 0 + 100), seed())
+    by = (jittered.pixel - 100).double()
     assert by.std().item() == pytest.approx(2.0, abs=0.1)
     assert abs(by.mean().item()) < 0.1
 
@@ -330,13 +330,13 @@ def test_jitter_moves_each_event_by_itself():
 def test_a_rectangle_of_each_recording_is_erased():
     everywhere = torch.cartesian_prod(torch.arange(30), torch.arange(20)).int()
     one = recording(600, sensor=(60, 40))._changed(pixel=everywhere + 5)
-    made = parts(ev.Erase(0.3, 0.5, probability=0.75)(gl.collate([one] * 40), seed()))
-    untouched = sum(len(each) == 600 for each in made)
+    erased = parts(ev.Erase(0.3, 0.5, probability=0.75)(gl.collate([one] * 40), seed()))
+    untouched = sum(len(each) == 600 for each in erased)
     assert 2 < untouched < 20
     middles = []
-    for each in made:
-        kept = {tuple(pixel) for pixel in (each.pixel - 5).tolist()}
-        gone = torch.tensor([pixel for pixel in everywhere.tolist() if tuple(pixel) not in kept])
+    for each in erased:
+        left = {tuple(pixel) for pixel in (each.pixel - 5).tolist()}
+        gone = torch.tensor([pixel for pixel in everywhere.tolist() if tuple(pixel) not in left])
         if len(gone):
             sides = gone.amax(0) - gone.amin(0) + 1
             assert len(gone) == sides.prod()
@@ -354,8 +354,8 @@ def test_a_rectangle_of_each_recording_is_erased():
 def test_a_recording_moves_to_the_origin():
     events = gl.collate([recording(50, seed=i) for i in range(3)] + [recording(50)[:0]])
     away = events._changed(pixel=events.pixel + 7, sensor=(50, 50))
-    made = ev.ToOrigin()(away)
-    for a, b in zip(parts(away), parts(made), strict=True):
+    moved = ev.ToOrigin()(away)
+    for a, b in zip(parts(away), parts(moved), strict=True):
         assert torch.equal(a.pixel - b.pixel, (a.pixel - b.pixel)[:1].expand(len(a), 2))
         assert not len(b) or b.pixel.amin(0).tolist() == [0, 0]
 

@@ -84,9 +84,9 @@ def test_drop_keeps_the_first_points_and_at_least_one():
     example = torch.rand(1024, 3)
     sizes = []
     for seed in range(400):
-        kept = P.Drop(0.875)(example, generator(seed))
-        assert torch.equal(kept, example[: len(kept)])
-        sizes.append(len(kept))
+        dropped = P.Drop(0.875)(example, generator(seed))
+        assert torch.equal(dropped, example[: len(dropped)])
+        sizes.append(len(dropped))
     assert min(sizes) >= 128
     assert max(sizes) <= 1024
     assert abs(sum(sizes) / len(sizes) - 576) < 60
@@ -125,9 +125,9 @@ def test_numbers_are_drawn_from_the_whole_range():
     assert quarters.min() > 75
     by = P.Shift(0.1)(many, generator()).coords - one
     factors = P.Scale(0.5, 2.0, each_axis=True)(many, generator()).coords / one
-    for found, low, high in ((by, -0.1, 0.1), (factors, 0.5, 2.0)):
-        assert low - 1e-6 <= found.min() < found.amin(0).max() < low + 0.05 * (high - low)
-        assert high - 0.05 * (high - low) < found.amax(0).min() < found.max() <= high + 1e-6
+    for values, low, high in ((by, -0.1, 0.1), (factors, 0.5, 2.0)):
+        assert low - 1e-6 <= values.min() < values.amin(0).max() < low + 0.05 * (high - low)
+        assert high - 0.05 * (high - low) < values.amax(0).min() < values.max() <= high + 1e-6
     assert bool((P.Scale(0.5, 2.0)(many, generator()).coords / one).std(1).max() < 1e-6)
     signs = P.Mirror(1)(many, generator()).coords / one
     assert signs[:, [0, 2]].unique().tolist() == [1]
@@ -150,13 +150,13 @@ def test_normalise_fits_the_unit_sphere():
 
 
 def test_refuses_settings_and_clouds_that_make_no_sense():
-    for make, words in (
+    for make, message in (
         (lambda: P.First(0), "First: count .*0"),
         (lambda: P.Drop(1.0), r"Drop: most .*1\.0"),
         (lambda: P.RotateAboutUp("w"), "RotateAboutUp: up .*'w'"),
         (lambda: P.Scale(0, 1), "Scale: .* 0"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             make()
     for step in (P.Tilt(), P.RotateAboutUp()):
         with pytest.raises(ValueError, match=f"{type(step).__name__} .*3 dimensions.* 2"):
@@ -167,20 +167,20 @@ def test_refuses_settings_and_clouds_that_make_no_sense():
 
 
 @pytest.mark.parametrize(
-    ("points", "words"),
+    ("points", "message"),
     [
         (torch.rand(5, 6), r"\(5, 6\).*gl\.Cloud\.of\(x\[:, :3\], rgb=x\[:, 3:\]\)"),
         (torch.rand(2, 5, 3), r"\(2, 5, 3\).*gl\.Cloud\.of\(x\)"),
         ([[0.0, 1.0, 2.0]], r"list.*gl\.Cloud\.of\(\[\.\.\.\]\)"),
     ],
 )
-def test_what_is_no_cloud_is_refused_with_the_way_to_one(points, words):
-    with pytest.raises((TypeError, ValueError), match=words):
+def test_what_is_no_cloud_is_refused_with_the_way_to_one(points, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         P.Shift()(points)
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: P.Mirror("x"), "Mirror: axis .*'x'"),
         (lambda: P.Mirror(0, 2.0), r"Mirror: probability .*2\.0"),
@@ -193,8 +193,8 @@ def test_what_is_no_cloud_is_refused_with_the_way_to_one(points, words):
         (lambda: gl.augment.FirstEvents(-1), "FirstEvents: count .*-1"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_name(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_settings_that_cannot_be_are_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 
@@ -212,13 +212,13 @@ def test_normalise_takes_any_unit(unit):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "message"),
     [
         (lambda: P.Scale(1.0, math.inf), "Scale: .*inf"),
         (lambda: P.Shift(1e300), "Shift: limit .*1e.300"),
         (lambda: P.Tilt(1e300), "Tilt: sigma .*1e.300"),
     ],
 )
-def test_settings_beyond_float32_are_refused(make, words):
-    with pytest.raises(ValueError, match=words):
+def test_settings_beyond_float32_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

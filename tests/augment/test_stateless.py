@@ -102,7 +102,7 @@ def test_keyed_draws_are_uniform_and_normal_for_points_too():
     assert 0 < fine.min() < fine.max() < 1
     columns = torch.cat([u.T, n.T, fine[None].float()])
     assert torch.corrcoef(columns).fill_diagonal_(0).abs().max() < 0.05
-    with pytest.raises(ValueError, match="1 keys, but 3 examples"):
+    with pytest.raises(ValueError, match=r"1 keys.*3 examples"):
         stateless.Keyed(torch.zeros(1, dtype=torch.int32)).uniform(batch)
 
 

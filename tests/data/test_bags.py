@@ -222,13 +222,13 @@ def test_a_cloud_has_all_its_fields_as_rows(kind, rows, pad, tmp_path):
     types, table = store(kind == "bag"), lidar(20)
     table["x"][3] = np.nan
     path = write(tmp_path / f"a.{kind}", [("/points", cloud(types, table, rows, pad))])
-    found = gl.read_cloud(path)
+    read = gl.read_cloud(path)
     coords = np.stack([table[axis] for axis in "xyz"], 1)
-    assert np.array_equal(found.coords, coords, equal_nan=True)
-    assert found.coords.dtype == torch.float32
+    assert np.array_equal(read.coords, coords, equal_nan=True)
+    assert read.coords.dtype == torch.float32
     for name in ("intensity", "ring", "time", "pair"):
-        assert found.rows[name].tolist() == table[name].tolist()
-    assert found.rows["rgb"].tolist() == [[1, 2, 3]] * 20
+        assert read.rows[name].tolist() == table[name].tolist()
+    assert read.rows["rgb"].tolist() == [[1, 2, 3]] * 20
 
 
 def test_a_cloud_in_the_other_order_of_bytes_is_the_same(tmp_path):

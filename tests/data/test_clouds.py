@@ -339,13 +339,13 @@ def test_extra_bytes_of_a_las_may_be_pairs_and_triples(tmp_path):
         laspy.ExtraBytesParams("triple", "3i2", offsets=np.array([1.0, 2, 3]), scales=np.array([0.5, 1, 2]))
     )
     header.add_extra_dim(laspy.ExtraBytesParams("last", np.float32))
-    made = laspy.LasData(header)
-    made.x = made.y = made.z = np.arange(4.0)
-    made.pair, made.last = np.arange(8).reshape(4, 2) - 4, np.arange(4, dtype=np.float32)
-    made.triple = np.arange(12).reshape(4, 3) * [0.5, 1, 2] + [1, 2, 3]
-    made.write(tmp_path / "a.las")
+    file = laspy.LasData(header)
+    file.x = file.y = file.z = np.arange(4.0)
+    file.pair, file.last = np.arange(8).reshape(4, 2) - 4, np.arange(4, dtype=np.float32)
+    file.triple = np.arange(12).reshape(4, 3) * [0.5, 1, 2] + [1, 2, 3]
+    file.write(tmp_path / "a.las")
     rows = read_cloud(tmp_path / "a.las").rows
-    assert np.array_equal(rows["pair"], made.pair)
+    assert np.array_equal(rows["pair"], file.pair)
     assert np.array_equal(rows["triple"], np.arange(12).reshape(4, 3) * [0.5, 1, 2] + [1, 2, 3])
     assert rows["last"].tolist() == [0, 1, 2, 3]
 
@@ -361,10 +361,10 @@ def test_extra_bytes_of_a_las_are_scaled_and_shifted_as_they_say(options, gain, 
 @pytest.mark.parametrize(("format", "name", "value"), [(3, "scan_angle_rank", -15), (7, "scan_angle", -2500)])
 def test_the_scan_angle_of_a_las_is_in_degrees(format, name, value, tmp_path):
     laspy = pytest.importorskip("laspy")
-    made = laspy.LasData(laspy.LasHeader(point_format=format, version="1.4"))
-    made.x = made.y = made.z = np.arange(2.0)
-    made[name] = np.full(2, value)
-    made.write(tmp_path / "a.las")
+    file = laspy.LasData(laspy.LasHeader(point_format=format, version="1.4"))
+    file.x = file.y = file.z = np.arange(2.0)
+    file[name] = np.full(2, value)
+    file.write(tmp_path / "a.las")
     assert read_cloud(tmp_path / "a.las").rows["scan_angle"].tolist() == [-15, -15]
 
 
@@ -797,8 +797,8 @@ def test_meshes_of_a_map_keep_their_digits(tmp_path):
 
 
 def test_a_mesh_without_vertices_is_refused(tmp_path: Path):
-    for name, words in {"a.off": "OFF\n0 1 0\n0\n", "b.off": "OFF\n0 0 0\n", "a.obj": "o nothing\n"}.items():
-        (tmp_path / name).write_text(words)
+    for name, content in {"a.off": "OFF\n0 1 0\n0\n", "b.off": "OFF\n0 0 0\n", "a.obj": "o nothing\n"}.items():
+        (tmp_path / name).write_text(content)
         with pytest.raises(FormatError, match=name):
             sample_mesh(tmp_path / name)
 
@@ -809,7 +809,7 @@ def test_text_keeps_the_places_of_a_survey(tmp_path):
     np.savetxt(tmp_path / "named.csv", points, fmt="%.3f", delimiter=",", header="x,y,z", comments="")
     np.savetxt(tmp_path / "small.xyz", points - [5e5, 5.2e6, 100], fmt="%.3f")
     for name in ("survey.xyz", "named.csv"):
-        found = read_cloud(tmp_path / name).coords
-        assert found.dtype == torch.float64
-        np.testing.assert_allclose(found.numpy(), points, rtol=0, atol=6e-4)
+        coords = read_cloud(tmp_path / name).coords
+        assert coords.dtype == torch.float64
+        np.testing.assert_allclose(coords.numpy(), points, rtol=0, atol=6e-4)
     assert read_cloud(tmp_path / "small.xyz").coords.dtype == torch.float32

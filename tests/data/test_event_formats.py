@@ -47,9 +47,9 @@ def test_of_a_file_that_was_cut_off_what_is_whole_can_be_kept(event_format, tmp_
     path, refused = tmp_path / f"file{suffix}", ""
     for end in (*range(len(data) * 3 // 4, len(data) * 3 // 4 + 9), len(data) - 1):
         path.write_bytes(data[:end])
-        kept = gl.read_events(path, events.sensor, "cut").numpy()
-        assert np.array_equal(kept, events.numpy()[: len(kept)])
-        assert len(kept) > 0.4 * len(events) or "aedat" in suffix
+        repaired = gl.read_events(path, events.sensor, "cut").numpy()
+        assert np.array_equal(repaired, events.numpy()[: len(repaired)])
+        assert len(repaired) > 0.4 * len(events) or "aedat" in suffix
         try:
             gl.read_events(path, events.sensor)
         except FormatError as error:
@@ -216,7 +216,7 @@ def test_text_is_read_in_any_order_of_columns(tmp_path: Path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("t,x,y,p\n1,2,3\n", "columns"),
         ("t,x,y,p\n1,2,3,1\n1,2,oops,1\n", "line 3"),
@@ -243,8 +243,8 @@ def test_text_is_read_in_any_order_of_columns(tmp_path: Path, text):
         ("t,x,y,p\n1e0,2e0,3e0,1e0\n2e0,3e0,1e0\n", "columns"),
     ],
 )
-def test_text_that_is_no_table_of_events_is_refused(tmp_path: Path, text, words):
-    with pytest.raises(FormatError, match=words):
+def test_text_that_is_no_table_of_events_is_refused(tmp_path: Path, text, message):
+    with pytest.raises(FormatError, match=message):
         gl.read_events(_write(tmp_path / "a.csv", text.encode()))
 
 
@@ -296,9 +296,9 @@ def test_hdf5_layouts_in_use(tmp_path: Path):
 @pytest.mark.parametrize("order", ["txyp", "xytp"])
 def test_hdf5_columns_are_known_by_times_that_never_step_back(tmp_path: Path, order, kind):
     h5py = pytest.importorskip("h5py")
-    found = {"t": [10, 20, 20], "x": [7, 5, 6], "y": [4, 3, 9], "p": [1, 0, 1]}
+    values = {"t": [10, 20, 20], "x": [7, 5, 6], "y": [4, 3, 9], "p": [1, 0, 1]}
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file["events"] = np.stack([found[name] for name in order], 1).astype(kind)
+        file["events"] = np.stack([values[name] for name in order], 1).astype(kind)
     assert gl.read_events(tmp_path / "a.h5").numpy().tolist() == [(10, 7, 4, 1), (20, 5, 3, 0), (20, 6, 9, 1)]
 
 
@@ -445,7 +445,7 @@ def test_a_description_nested_deeply_is_read_once(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "offset", "words"),
+    ("name", "data", "offset", "message"),
     [
         ("a.bin", bytes(12), 10, "truncated"),
         ("a.raw", b"% evt 2.0\n" + bytes(7), 14, "truncated"),
@@ -462,8 +462,8 @@ def test_a_description_nested_deeply_is_read_once(tmp_path: Path):
         ("a.raw", b"", 0, "empty"),
     ],
 )
-def test_errors_name_file_and_byte(tmp_path: Path, name, data, offset, words):
-    with pytest.raises(FormatError, match=words) as caught:
+def test_errors_name_file_and_byte(tmp_path: Path, name, data, offset, message):
+    with pytest.raises(FormatError, match=message) as caught:
         gl.read_events(_write(tmp_path / name, data))
     assert caught.value.path == tmp_path / name
     assert caught.value.offset == offset
@@ -541,7 +541,7 @@ def test_pickled_arrays_are_never_loaded(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "t", "x", "words"),
+    ("suffix", "t", "x", "message"),
     [
         (".dat", 2**32, 0, "time .*[0-9]{7}"),
         (".bin", 2**23, 0, "time .*[0-9]{7}"),
@@ -549,11 +549,11 @@ def test_pickled_arrays_are_never_loaded(tmp_path: Path):
         (".xyz", 0, 0, r"\.npz.*\.xyz"),
     ],
 )
-def test_what_a_form_cannot_hold_is_not_written(tmp_path: Path, suffix, t, x, words):
+def test_what_a_form_cannot_hold_is_not_written(tmp_path: Path, suffix, t, x, message):
     events = gl.Events.of(
         {"x": np.array([x]), "y": np.array([0]), "t": np.array([t]), "p": np.array([1])}, sensor=(640, 480)
     )
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         gl.write_events(tmp_path / f"a{suffix}", events)
     assert not (tmp_path / f"a{suffix}").exists()
 

@@ -199,9 +199,9 @@ def test_the_ranges_of_ncars_are_equal_and_meet():
         assert first[-1] - first[0] == count
         assert [n - first[0] for n in first] == [round(i * count / 5) for i in range(6)]
         numbers = np.arange(first[0], first[-1])
-        found = splits.range_of("n_cars", label, numbers)
-        assert (np.diff(found) >= 0).all()
-        assert np.ptp(np.bincount(found, minlength=5)) <= 1
+        folds = splits.range_of("n_cars", label, numbers)
+        assert (np.diff(folds) >= 0).all()
+        assert np.ptp(np.bincount(folds, minlength=5)) <= 1
         with pytest.raises(ValueError, match=rf"{label} .* {first[-1]}"):
             splits.range_of("n_cars", label, np.array([first[-1]]))
 
@@ -274,7 +274,7 @@ def test_a_batch_is_the_recordings_side_by_side(nmnist: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         (b"nothing", "Input format not supported"),
         (lzma.compress(b"nothing"), "File is not a zip file"),
@@ -282,13 +282,13 @@ def test_a_batch_is_the_recordings_side_by_side(nmnist: Path, tmp_path: Path):
         ({"x": np.array([None])}, "Python objects"),
     ],
 )
-def test_a_file_that_is_no_pack_is_refused_by_name(tmp_path: Path, data, words):
+def test_a_file_that_is_no_pack_is_refused_by_name(tmp_path: Path, data, message):
     if isinstance(data, dict):
         out = io.BytesIO()
         np.savez(out, **data)
         data = lzma.compress(out.getvalue(), preset=0)
     (tmp_path / "nmnist_x_train.npz.xz").write_bytes(data)
-    with pytest.raises(gl.data.FormatError, match=f"nmnist_x_train.npz.xz: .*{words}"):
+    with pytest.raises(gl.data.FormatError, match=f"nmnist_x_train.npz.xz: .*{message}"):
         NMNIST(tmp_path)
 
 

@@ -118,8 +118,8 @@ def test_a_full_disk_leaves_files_as_they_were(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(gl.__file__).parents[1])}
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, paths)]
     ended = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=True)
-    words = [f"[Errno 27] File too large: '{path}'" for path in paths]
-    words[1] = f"[Errno 28] 20000 requested and 47 written: '{paths[1]}'"
-    assert ended.stdout.splitlines() == words
+    messages = [f"[Errno 27] File too large: '{path}'" for path in paths]
+    messages[1] = f"[Errno 28] 20000 requested and 47 written: '{paths[1]}'"
+    assert ended.stdout.splitlines() == messages
     assert all(path.read_bytes() == b"before" for path in paths)
     assert sorted(tmp_path.iterdir()) == sorted(paths)

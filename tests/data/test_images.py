@@ -71,7 +71,7 @@ def test_whole_numbers_may_be_written_as_floats_and_others_are_refused():
     assert gl.frames(FEW, duration=4e2).equal(gl.frames(FEW, duration=400))  # type: ignore[arg-type]
     assert gl.voxel_grid(FEW, np.float32(3)).equal(gl.voxel_grid(FEW, np.int64(3)))  # type: ignore[arg-type]
     assert gl.time_surface(FEW, 1000, at=1e2).equal(gl.time_surface(FEW, 1000, at=100))  # type: ignore[arg-type]
-    for made, words in (
+    for make, message in (
         (lambda: gl.frames(FEW, count=2.5), r"frames: count .*2\.5"),
         (lambda: gl.frames(FEW, count=0), "frames: count .*not 0"),
         (lambda: gl.frames(FEW, duration=float("nan")), "duration .*nan"),
@@ -79,8 +79,8 @@ def test_whole_numbers_may_be_written_as_floats_and_others_are_refused():
         (lambda: gl.voxel_grid(FEW, "3"), "voxel_grid: bins .*'3'"),
         (lambda: gl.time_surface(FEW, 1000, at=-1), "time_surface: at .*-1"),
     ):
-        with pytest.raises(ValueError, match=words):
-            made()
+        with pytest.raises(ValueError, match=message):
+            make()
 
 
 def test_padding_and_empty_recordings_count_nothing():

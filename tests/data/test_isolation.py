@@ -39,9 +39,9 @@ def test_what_the_reader_raises_comes_back(path: Path):
         read_isolated(bad_readers.raise_it, path.with_name("missing"), words="")
 
 
-@pytest.mark.parametrize(("reader", "words"), [("die", "SIGABRT"), ("eat", "memory.*max_bytes")])
-def test_the_death_of_the_process_is_a_format_error(path: Path, reader, words):
-    with pytest.raises(FormatError, match=words) as caught:
+@pytest.mark.parametrize(("reader", "message"), [("die", "SIGABRT"), ("eat", "memory.*max_bytes")])
+def test_the_death_of_the_process_is_a_format_error(path: Path, reader, message):
+    with pytest.raises(FormatError, match=message) as caught:
         read_isolated(getattr(bad_readers, reader), path)
     assert caught.value.path == path
 

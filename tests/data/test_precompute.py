@@ -219,27 +219,27 @@ def changed(change: str) -> Shapes:
 
 @pytest.mark.parametrize("change", ["another seed", "fewer points", "a label", "a coordinate", "two points"])
 def test_examples_that_changed_are_noticed(tmp_path, change):
-    made = gl.Precomputed(changed(""), tmp_path, plan(), shard=4)
+    first = gl.Precomputed(changed(""), tmp_path, plan(), shard=4)
     gl.Precomputed(changed(""), tmp_path, plan(), shard=4).verify()
-    words = r"000-00000\.safetensors .*example [0-3]"
-    with pytest.raises(ValueError, match=words):
+    message = r"000-00000\.safetensors .*example [0-3]"
+    with pytest.raises(ValueError, match=message):
         gl.Precomputed(changed(change), tmp_path, plan(), shard=4)
     trusting = gl.Precomputed(changed(change), tmp_path, plan(), shard=4, check=False)
-    assert trusting.key == made.key
-    with pytest.raises(ValueError, match=words):
+    assert trusting.key == first.key
+    with pytest.raises(ValueError, match=message):
         trusting.verify()
     other = gl.Precomputed(changed(change), tmp_path, plan(), shard=4, version="2")
-    assert not torch.equal(other[3][0]["X0"].coords, made[3][0]["X0"].coords) or other[3][1] != made[3][1]
+    assert not torch.equal(other[3][0]["X0"].coords, first[3][0]["X0"].coords) or other[3][1] != first[3][1]
 
 
 def test_what_is_compared_is_what_was_kept_first(tmp_path):
-    made = gl.Precomputed(shapes(), tmp_path, plan(), repeats=3, shard=4)
-    (made.folder / "000-00000.safetensors").unlink()
+    first = gl.Precomputed(shapes(), tmp_path, plan(), repeats=3, shard=4)
+    (first.folder / "000-00000.safetensors").unlink()
     data = shapes()
     data.labels[3] += 1
     with pytest.raises(ValueError, match=r"001-00000\.safetensors .*example 3"):
         gl.Precomputed(data, tmp_path, plan(), repeats=3, shard=4)
-    assert not (made.folder / "000-00000.safetensors").exists()
+    assert not (first.folder / "000-00000.safetensors").exists()
 
 
 def test_rounding_is_no_change(tmp_path):
@@ -442,10 +442,10 @@ def test_a_killed_run_leaves_only_whole_files(tmp_path):
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    found = sorted(tmp_path.glob("*/*.safetensors"))
-    assert 3 <= len(found) < 500
-    key = found[0].parent.name
-    assert all(len(shards.Shard(path, key)) == 8 for path in found)
+    files = sorted(tmp_path.glob("*/*.safetensors"))
+    assert 3 <= len(files) < 500
+    key = files[0].parent.name
+    assert all(len(shards.Shard(path, key)) == 8 for path in files)
 
 
 def test_labels_may_be_tensors_and_examples_may_come_alone(tmp_path):

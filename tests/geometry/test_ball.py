@@ -33,15 +33,15 @@ def rows(edges: Edges) -> list[list[int]]:
 
 def scipy_rows(source: Cloud, target: Cloud, radius: float) -> list[list[int]]:
     """What SciPy finds in double precision, example by example."""
-    found: list[list[int]] = []
+    lists: list[list[int]] = []
     xs, ys = source.splits.tolist(), target.splits.tolist()
     for (a, b), (c, d) in zip(pairwise(xs), pairwise(ys), strict=True):
         x, y = source.coords[a:b].double().cpu().numpy(), target.coords[c:d].double().cpu().numpy()
         if a == b or c == d:
-            found += [[] for _ in range(d - c)]
+            lists += [[] for _ in range(d - c)]
         else:
-            found += [sorted(j + a for j in row) for row in cKDTree(x).query_ball_point(y, radius)]
-    return found
+            lists += [sorted(j + a for j in row) for row in cKDTree(x).query_ball_point(y, radius)]
+    return lists
 
 
 def same(a: Edges, b: Edges) -> bool:
@@ -104,8 +104,8 @@ def test_every_backend_agrees_at_the_radius(backend: str, device: torch.device, 
     side = torch.arange(6, dtype=dtype) / 10
     lattice = Cloud.of(torch.cartesian_prod(side, side, side)).to(device)
     for radius in (0.1, 0.2, 0.1 * 2**0.5, 0.1 * 3**0.5, 0.3):
-        found = gl.ball(lattice, lattice, radius)
-        assert same(found, reference(lattice, lattice, radius))
+        edges = gl.ball(lattice, lattice, radius)
+        assert same(edges, reference(lattice, lattice, radius))
 
 
 def test_the_radius_is_inside(backend: str, device: torch.device) -> None:
@@ -140,9 +140,9 @@ def test_a_limit_keeps_the_nearest(backend: str, device: torch.device, dtype: to
     assert edges.limit == 4
     assert not edges.symmetric
     points = x.coords.double().cpu()
-    for i, (full, kept) in enumerate(zip(rows(gl.ball(x, x, 0.5)), rows(edges), strict=True)):
+    for i, (full, nearest) in enumerate(zip(rows(gl.ball(x, x, 0.5)), rows(edges), strict=True)):
         order = sorted(full, key=lambda j: ((points[j] - points[i]).square().sum().item(), j))
-        assert kept == sorted(order[:4])
+        assert nearest == sorted(order[:4])
 
 
 @pytest.mark.parametrize("name", crowded(1))
@@ -231,14 +231,14 @@ print(len(e), int((e.source.long() * torch.arange(len(e))).sum()), int(e.splits.
 def test_vectors_of_any_machine_find_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Kernels for a plain CPU, without AVX, give what those for this one give."""
     exec(VECTORS, {})
-    found = capsys.readouterr().out
+    output = capsys.readouterr().out
     name = "x86-64" if os.uname().machine in ("x86_64", "AMD64") else "generic"
     plain = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}
     run = subprocess.run(
         [sys.executable, "-c", VECTORS], env={**os.environ, **plain}, capture_output=True, text=True, check=True
     )
-    assert run.stdout == found
-    assert all(int(n) > 300 for n in found.split())
+    assert run.stdout == output
+    assert all(int(n) > 300 for n in output.split())
 
 
 @pytest.mark.parametrize("radius", ["a", None, True, [0.1]])
@@ -252,10 +252,10 @@ def test_refuses_radii_that_are_no_numbers(radius: object) -> None:
 def test_very_many_targets_of_few_sources_are_found_on_a_gpu():
     """More blocks of targets than the second side of a CUDA grid has room for."""
     source, target = torch.rand(40, 3), torch.rand(2_200_000, 3)
-    found = gl.ball(gl.Cloud.of(source.cuda()), gl.Cloud.of(target.cuda()), 0.1).cpu()
+    edges = gl.ball(gl.Cloud.of(source.cuda()), gl.Cloud.of(target.cuda()), 0.1).cpu()
     wanted = gl.ball(gl.Cloud.of(source), gl.Cloud.of(target), 0.1)
-    assert torch.equal(found.splits, wanted.splits)
-    assert torch.equal(found.source, wanted.source)
+    assert torch.equal(edges.splits, wanted.splits)
+    assert torch.equal(edges.source, wanted.source)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -263,11 +263,11 @@ def test_very_many_targets_of_few_sources_are_found_on_a_gpu():
 def test_points_far_from_the_origin_have_the_neighbours_of_the_reference(backend, device, far, dtype):
     generator = torch.Generator().manual_seed(0)
     coords = (torch.rand(400, 3, generator=generator, dtype=torch.float64) * 8 + far).to(dtype)
-    found = gl.ball(gl.Cloud.of(coords.to(device)), gl.Cloud.of(coords.to(device)), 1.0).cpu()
+    edges = gl.ball(gl.Cloud.of(coords.to(device)), gl.Cloud.of(coords.to(device)), 1.0).cpu()
     with gl.use_backend("reference"):
         wanted = gl.ball(gl.Cloud.of(coords), gl.Cloud.of(coords), 1.0)
-    assert torch.equal(found.splits, wanted.splits)
-    assert torch.equal(found.source, wanted.source)
+    assert torch.equal(edges.splits, wanted.splits)
+    assert torch.equal(edges.source, wanted.source)
 
 
 def test_a_search_far_from_the_origin_looks_at_few_points():

@@ -25,15 +25,15 @@ def pair(events, kernel, stride):
 
 def brute(source, target, kernel, stride, window):
     """Row (target, tap) to its sources, straight from the definition."""
-    found = []
+    tables = []
     pixels, times, examples = source.pixel.tolist(), source.time.tolist(), source.example.tolist()
     for i, ((x, y), t, b) in enumerate(zip(target.pixel.tolist(), target.time.tolist(), target.example.tolist())):
         until = i if target is source else int(target.cause[i])
         for dx, dy in offsets(kernel):
             wanted = [x * stride + dx, y * stride + dy]
             rows = [j for j in range(until + 1) if pixels[j] == wanted and examples[j] == b and t - times[j] <= window]
-            found.append(rows)
-    return found
+            tables.append(rows)
+    return tables
 
 
 def test_kernels_are_counted_row_by_row():
@@ -62,8 +62,8 @@ def test_awkward_streams(device, name):
     with gl.use_backend("reference"):
         local = lif(events, **SETTINGS)
         expected = causal(events, local, 3, 2, 50), causal(local, local, "cross5", 1)
-    found = causal(moved, fired, 3, 2, 50), causal(fired, fired, "cross5", 1)
-    for a, b in zip(found, expected):
+    edges = causal(moved, fired, 3, 2, 50), causal(fired, fired, "cross5", 1)
+    for a, b in zip(edges, expected):
         assert torch.equal(a.splits.cpu(), b.splits)
         assert torch.equal(a.source.cpu(), b.source)
 

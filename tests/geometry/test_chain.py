@@ -37,11 +37,11 @@ def one_by_one(plan: gl.Plan, x: object) -> gl.Geometry:
         return plan(x)
 
 
-def assert_same(found: gl.Geometry, wanted: gl.Geometry) -> None:
-    assert list(found) == list(wanted)
+def assert_same(geometry: gl.Geometry, wanted: gl.Geometry) -> None:
+    assert list(geometry) == list(wanted)
     for name, value in wanted.items():
         for leaf, expected in value.leaves().items():
-            got = found[name].leaves()[leaf]
+            got = geometry[name].leaves()[leaf]
             if isinstance(expected, torch.Tensor):
                 assert torch.equal(got, expected), f"{name}.{leaf}"
                 assert got.dtype == expected.dtype
@@ -53,9 +53,9 @@ def assert_same(found: gl.Geometry, wanted: gl.Geometry) -> None:
 @pytest.mark.parametrize("points", [1, 2, 300])
 def test_a_cloud_gets_the_geometry_of_the_reference(dim, dtype, points):
     plan, x = network(dim), scattered(points, dim, dtype)
-    found = plan(x)
-    assert_same(found, one_by_one(plan, x))
-    assert all(value.is_checked for value in found.values())
+    geometry = plan(x)
+    assert_same(geometry, one_by_one(plan, x))
+    assert all(value.is_checked for value in geometry.values())
 
 
 @pytest.mark.parametrize("name", crowded(1))
@@ -137,11 +137,11 @@ def test_whatever_points_are_given_as_lines_at_once_say_what_lines_one_by_one_sa
         x[row % max(len(x), 1) : row % max(len(x), 1) + 1, axis] = value
     at_once, one_at_a_time = network(), network()
     one_at_a_time._lines_at_once = lambda: None  # type: ignore[method-assign]
-    wanted, found = outcome(one_at_a_time, given_as(kind, x)), outcome(at_once, given_as(kind, x))
-    if isinstance(wanted, gl.Geometry) and isinstance(found, gl.Geometry):
-        assert_same(found, wanted)
+    wanted, result = outcome(one_at_a_time, given_as(kind, x)), outcome(at_once, given_as(kind, x))
+    if isinstance(wanted, gl.Geometry) and isinstance(result, gl.Geometry):
+        assert_same(result, wanted)
     else:
-        assert (type(found), str(found)) == (type(wanted), str(wanted))
+        assert (type(result), str(result)) == (type(wanted), str(wanted))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int64])
@@ -166,16 +166,16 @@ def test_threads_that_share_a_plan_do_not_share_its_memory():
     plan, clouds = network(), [scattered(200, 3, seed=seed) for seed in range(24)]
     wanted = [plan(x) for x in clouds]
     with ThreadPoolExecutor(4) as threads:
-        for found, expected in zip(threads.map(plan, clouds * 8), wanted * 8, strict=True):
-            assert_same(found, expected)
+        for geometry, expected in zip(threads.map(plan, clouds * 8), wanted * 8, strict=True):
+            assert_same(geometry, expected)
 
 
 def test_rows_follow_the_points():
     plan, x = network(), scattered(300, 3)
     cloud = gl.Cloud.of(x, label=torch.arange(300), normal=x, directions="normal")
-    found = plan(cloud)
-    assert_same(found, one_by_one(plan, cloud))
-    coarse = found["X2"]
+    geometry = plan(cloud)
+    assert_same(geometry, one_by_one(plan, cloud))
+    coarse = geometry["X2"]
     assert torch.equal(coarse.rows["normal"], coarse.coords)
     assert coarse.directions == ("normal",)
 
@@ -198,7 +198,7 @@ def test_batches_and_gradients_go_line_by_line():
 
 def test_pickles_hold_what_a_structure_has_and_no_more():
     plan, x = network(), scattered(300, 3)
-    found = plan(x)
-    again = pickle.loads(pickle.dumps(found))
-    assert_same(again, found)
-    assert len(pickle.dumps(found["X1"])) < 16 * len(found["X1"].coords) + 4000
+    geometry = plan(x)
+    again = pickle.loads(pickle.dumps(geometry))
+    assert_same(again, geometry)
+    assert len(pickle.dumps(geometry["X1"])) < 16 * len(geometry["X1"].coords) + 4000

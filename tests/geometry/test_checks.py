@@ -75,14 +75,14 @@ def test_samplers_refuse_points_that_become_not_finite_after_they_were_checked(v
 def test_clouds_that_do_not_belong_together_are_refused(search):
     x, y = scattered(5, 3), gl.Cloud.of(scattered(5, 3))
     meta = gl.Cloud(x.to("meta"), torch.zeros(2, dtype=torch.int64, device="meta"))
-    for other, error, words in (
+    for other, error, message in (
         (gl.Cloud.of(scattered(5, 2)), ValueError, "dimensions"),
         (gl.Cloud.of(x.double()), TypeError, "float64"),
         (gl.Cloud.of([x] * 2), ValueError, "examples"),
         (meta, ValueError, "cpu.*meta"),
         (x, TypeError, r"Cloud\.of"),
     ):
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             search(y, other)
 
 

@@ -20,10 +20,10 @@ def reference(cloud: gl.Cloud, *args, **kwargs) -> torch.Tensor:
 @pytest.mark.parametrize("dim", [1, 3, 8])
 def test_every_backend_takes_the_points_of_the_reference(backend, device, dim, dtype, size):
     cloud = ugly(dim, dtype, points=50)
-    found = gl.farthest_sample(cloud.to(device), size).cpu()
-    assert torch.equal(found.parent_index, reference(cloud, size))
-    assert torch.equal(found.coords, cloud.coords[found.parent_index])
-    assert found.num_parent == len(cloud)
+    sample = gl.farthest_sample(cloud.to(device), size).cpu()
+    assert torch.equal(sample.parent_index, reference(cloud, size))
+    assert torch.equal(sample.coords, cloud.coords[sample.parent_index])
+    assert sample.num_parent == len(cloud)
 
 
 @pytest.mark.parametrize("reject", [False, True])
@@ -34,8 +34,8 @@ def test_the_approximation_takes_the_points_of_the_reference(backend, device, di
     with gl.use_backend("reference"):
         near = gl.ball(cloud, cloud, 0.3) if search == "ball" else gl.nearest(cloud, cloud, 5)
     for size in (1, 20, 0.6, 1000):
-        found = gl.farthest_sample(cloud.to(device), size, near=near.to(device), reject=reject).cpu()
-        assert torch.equal(found.parent_index, reference(cloud, size, near=near, reject=reject))
+        sample = gl.farthest_sample(cloud.to(device), size, near=near.to(device), reject=reject).cpu()
+        assert torch.equal(sample.parent_index, reference(cloud, size, near=near, reject=reject))
 
 
 def test_each_sample_is_the_farthest_from_those_before_it():
@@ -64,15 +64,15 @@ def test_the_queue_of_a_large_cloud_agrees_with_the_reference():
     cloud = gl.Cloud.of([scattered(6000, 3), lattice(5000, 3)])
     near = gl.nearest(cloud, cloud, 12)
     for reject in (False, True):
-        found = gl.farthest_sample(cloud, 1200, near=near, reject=reject).parent_index
-        assert torch.equal(found, reference(cloud, 1200, near=near, reject=reject))
+        order = gl.farthest_sample(cloud, 1200, near=near, reject=reject).parent_index
+        assert torch.equal(order, reference(cloud, 1200, near=near, reject=reject))
 
 
 def test_no_point_is_taken_twice_even_where_all_are_equal(backend, device):
     cloud = gl.Cloud.of([torch.zeros(9, 3), lattice(300, 3)]).to(device)
-    found = gl.farthest_sample(cloud, 300).parent_index.tolist()
-    assert found[:9] == list(range(9))
-    assert sorted(found) == list(range(309))
+    order = gl.farthest_sample(cloud, 300).parent_index.tolist()
+    assert order[:9] == list(range(9))
+    assert sorted(order) == list(range(309))
 
 
 def test_start_is_a_row_of_every_example(backend, device):
@@ -80,33 +80,33 @@ def test_start_is_a_row_of_every_example(backend, device):
     with gl.use_backend("reference"):
         searched = gl.ball(cloud, cloud, 0.3)
     for near in (None, searched):
-        found = gl.farthest_sample(cloud.to(device), 4, start=5, near=None if near is None else near.to(device)).cpu()
-        assert found.parent_index[[0, 4]].tolist() == [5, 14]
-        assert torch.equal(found.parent_index, reference(cloud, 4, start=5, near=near))
+        sample = gl.farthest_sample(cloud.to(device), 4, start=5, near=None if near is None else near.to(device)).cpu()
+        assert sample.parent_index[[0, 4]].tolist() == [5, 14]
+        assert torch.equal(sample.parent_index, reference(cloud, 4, start=5, near=near))
 
 
 def test_algorithm_5_is_rejection_sampling_and_then_the_queue():
     cloud = gl.Cloud.of([scattered(300, 3), lattice(100, 3)])
     near = gl.ball(cloud, cloud, 0.25)
-    kept = gl.rejection_sample(cloud, near, distance=True)
-    found = gl.farthest_sample(cloud, 90, near=near, reject=True)
+    rejected = gl.rejection_sample(cloud, near, distance=True)
+    sample = gl.farthest_sample(cloud, 90, near=near, reject=True)
     for e in range(2):
-        first = kept.parent_index[kept.splits[e] : kept.splits[e + 1]]
-        mine = found.parent_index[found.splits[e] : found.splits[e + 1]]
+        first = rejected.parent_index[rejected.splits[e] : rejected.splits[e + 1]]
+        mine = sample.parent_index[sample.splits[e] : sample.splits[e + 1]]
         assert len(first) < 90
         assert torch.equal(mine[: len(first)], first)
         # The first of the queue is the point farthest from the samples of the rejection.
-        closest = kept.distance[cloud.splits[e] : cloud.splits[e + 1]].clone()
-        assert kept.distance[mine[len(first)]] == closest.max()
+        closest = rejected.distance[cloud.splits[e] : cloud.splits[e + 1]].clone()
+        assert rejected.distance[mine[len(first)]] == closest.max()
 
 
 def test_rejection_that_keeps_too_many_is_cut_to_size(backend, device):
     cloud = gl.Cloud.of(scattered(200, 3)).to(device)
     near = gl.ball(cloud, cloud, 0.1)
-    kept = gl.rejection_sample(cloud, near).parent_index
-    found = gl.farthest_sample(cloud, 20, near=near, reject=True).parent_index
-    assert len(kept) > 20
-    assert torch.equal(found, kept[:20])
+    rejected = gl.rejection_sample(cloud, near).parent_index
+    order = gl.farthest_sample(cloud, 20, near=near, reject=True).parent_index
+    assert len(rejected) > 20
+    assert torch.equal(order, rejected[:20])
 
 
 @pytest.mark.parametrize(
@@ -132,21 +132,21 @@ def test_threads_do_not_matter(threads):
     try:
         exact = gl.farthest_sample(cloud, 20).parent_index
         queue = gl.farthest_sample(cloud, 200, near=near).parent_index
-        kept = gl.rejection_sample(cloud, near).parent_index
+        rejected = gl.rejection_sample(cloud, near).parent_index
         in_grid = gl.rejection_sample(cloud, radius=0.2).parent_index
     finally:
         torch.set_num_threads(before)
     assert torch.equal(exact, reference(cloud, 20))
     assert torch.equal(queue, reference(cloud, 200, near=near))
     with gl.use_backend("reference"):
-        assert torch.equal(kept, gl.rejection_sample(cloud, near).parent_index)
-    assert torch.equal(kept, in_grid)
+        assert torch.equal(rejected, gl.rejection_sample(cloud, near).parent_index)
+    assert torch.equal(rejected, in_grid)
 
 
 def test_distances_that_overflow_are_no_trouble(backend, device):
     cloud = gl.Cloud.of((scattered(40, 3) - 0.5) * 3e38)
-    found = gl.farthest_sample(cloud.to(device), 40).cpu()
-    assert torch.equal(found.parent_index, reference(cloud, 40))
+    sample = gl.farthest_sample(cloud.to(device), 40).cpu()
+    assert torch.equal(sample.parent_index, reference(cloud, 40))
 
 
 def test_random_samples_are_distinct_and_stay_in_their_example():

@@ -16,14 +16,14 @@ def reference(cloud: gl.Cloud, *args, **kwargs) -> gl.Cloud:
         return gl.grid_sample(cloud, *args, **kwargs)
 
 
-def assert_same(found: gl.Cloud, wanted: gl.Cloud) -> None:
-    found = found.cpu()
-    assert torch.equal(found.splits, wanted.splits)
-    assert torch.equal(found.coords, wanted.coords)
-    assert (found.parent_index is None) == (wanted.parent_index is None)
-    assert found.parent_index is None or torch.equal(found.parent_index, wanted.parent_index)
-    assert list(found.rows) == list(wanted.rows)
-    for name, values in found.rows.items():
+def assert_same(sample: gl.Cloud, wanted: gl.Cloud) -> None:
+    sample = sample.cpu()
+    assert torch.equal(sample.splits, wanted.splits)
+    assert torch.equal(sample.coords, wanted.coords)
+    assert (sample.parent_index is None) == (wanted.parent_index is None)
+    assert sample.parent_index is None or torch.equal(sample.parent_index, wanted.parent_index)
+    assert list(sample.rows) == list(wanted.rows)
+    for name, values in sample.rows.items():
         assert values.dtype == wanted.rows[name].dtype
         torch.testing.assert_close(values, wanted.rows[name], rtol=0, atol=0)
 
@@ -92,9 +92,9 @@ def test_cells_stay_where_they_are_when_the_origin_moves(backend, device):
 @pytest.mark.parametrize("cell", [0.05, 0.1])
 def test_points_on_borders_of_cells_are_divided_as_numbers_are(backend, device, cell):
     x = torch.arange(400).div(20).double()
-    found = gl.grid_sample(gl.Cloud.of(x[:, None].to(device)), cell)
+    sample = gl.grid_sample(gl.Cloud.of(x[:, None].to(device)), cell)
     numbers = [int(value // 1) for value in (x.numpy() / cell)]
-    assert found.parent_index.tolist() == [i for i, n in enumerate(numbers) if not i or n != numbers[i - 1]]
+    assert sample.parent_index.tolist() == [i for i, n in enumerate(numbers) if not i or n != numbers[i - 1]]
 
 
 def test_of_equally_near_points_every_backend_keeps_the_first(backend, device):
@@ -104,8 +104,8 @@ def test_of_equally_near_points_every_backend_keeps_the_first(backend, device):
 
 def test_cells_that_are_far_apart_are_told_apart(backend, device):
     x = torch.tensor([[0.0, 0.0, 0.0], [1e6, -1e6, 1e6], [0.0, 0.0, 0.0], [1e6, -1e6, 1e6], [1e6, 1e6, 1e6]])
-    found = gl.grid_sample(gl.Cloud.of(x.double().to(device)), 1e-9)
-    assert found.parent_index.tolist() == [0, 1, 4]
+    sample = gl.grid_sample(gl.Cloud.of(x.double().to(device)), 1e-9)
+    assert sample.parent_index.tolist() == [0, 1, 4]
 
 
 def test_the_mean_of_whole_numbers_is_exact_beyond_what_float64_counts(backend, device):
@@ -113,10 +113,10 @@ def test_the_mean_of_whole_numbers_is_exact_beyond_what_float64_counts(backend, 
     time = torch.tensor([far, far + 2, 1, -far, 2, 3])
     pair = torch.stack([time, time + 1], 1)
     cloud = gl.Cloud.of(torch.tensor([0.1, 0.2, 1.1, 2.1, 3.1, 3.2])[:, None], time=time, pair=pair).to(device)
-    found = gl.grid_sample(cloud, 1.0, rows={"time": "mean", "pair": "mean"})
+    sample = gl.grid_sample(cloud, 1.0, rows={"time": "mean", "pair": "mean"})
     # 2.5 and 3.5 go to the even number.
-    assert found.rows["time"].tolist() == [far + 1, 1, -far, 2]
-    assert found.rows["pair"].tolist() == [[far + 1, far + 2], [1, 2], [-far, 1 - far], [2, 4]]
+    assert sample.rows["time"].tolist() == [far + 1, 1, -far, 2]
+    assert sample.rows["pair"].tolist() == [[far + 1, far + 2], [1, 2], [-far, 1 - far], [2, 4]]
 
 
 def test_padding_is_no_point(backend, device):

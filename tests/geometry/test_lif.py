@@ -181,8 +181,8 @@ def test_potentials_that_are_not_finite_fire_as_in_the_reference(device, bad):
     memory.potential[0, 1, 1] = bad
     with gl.use_backend("reference"):
         expected, after = lif_step(events, memory, threshold=0.8, reset=-0.5)
-    found, left = lif_step(events.to(device), LIFMemory(*(x.to(device) for x in memory)), threshold=0.8, reset=-0.5)
-    assert torch.equal(found.cause.cpu(), expected.cause)
+    fired, left = lif_step(events.to(device), LIFMemory(*(x.to(device) for x in memory)), threshold=0.8, reset=-0.5)
+    assert torch.equal(fired.cause.cpu(), expected.cause)
     torch.testing.assert_close(left.potential.cpu(), after.potential, rtol=0, atol=0, equal_nan=True)
 
 

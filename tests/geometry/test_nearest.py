@@ -22,23 +22,23 @@ def reference(source: gl.Cloud, target: gl.Cloud, k: int) -> gl.Edges:
 @pytest.mark.parametrize("dim", [1, 3, 8])
 def test_every_backend_finds_the_edges_of_the_reference(backend, device, dim, dtype, k):
     cloud = ugly(dim, dtype, points=60)
-    found = gl.nearest(cloud.to(device), cloud.to(device), k).cpu()
+    edges = gl.nearest(cloud.to(device), cloud.to(device), k).cpu()
     wanted = reference(cloud, cloud, k)
-    assert torch.equal(found.splits, wanted.splits)
-    assert torch.equal(found.source, wanted.source)
-    assert found.splits.dtype == torch.int64
-    assert found.source.dtype == torch.int32
+    assert torch.equal(edges.splits, wanted.splits)
+    assert torch.equal(edges.source, wanted.source)
+    assert edges.splits.dtype == torch.int64
+    assert edges.source.dtype == torch.int32
 
 
 @pytest.mark.parametrize("make", [scattered, lattice])
 def test_sources_and_targets_may_be_different_clouds(backend, device, make):
     source = gl.Cloud.of([make(300, 3), make(5, 3, seed=1), make(7, 3, seed=2)])
     target = gl.Cloud.of([make(20, 3, seed=3), make(0, 3), make(9, 3, seed=4)])
-    found = gl.nearest(source.to(device), target.to(device), 6).cpu()
+    edges = gl.nearest(source.to(device), target.to(device), 6).cpu()
     wanted = reference(source, target, 6)
-    assert torch.equal(found.splits, wanted.splits)
-    assert torch.equal(found.source, wanted.source)
-    assert (found.num_source, found.num_target, found.limit) == (312, 29, 6)
+    assert torch.equal(edges.splits, wanted.splits)
+    assert torch.equal(edges.source, wanted.source)
+    assert (edges.num_source, edges.num_target, edges.limit) == (312, 29, 6)
 
 
 def test_distances_are_those_of_scipy(backend, device):
@@ -72,8 +72,8 @@ def test_an_example_with_fewer_points_gives_all_of_them(backend, device):
 def test_huge_and_tiny_coordinates_keep_the_order(backend, device):
     for scale in (1e-30, 1e15):
         cloud = gl.Cloud.of(scattered(100, 3, seed=5) * scale)
-        found = gl.nearest(cloud.to(device), cloud.to(device), 5).cpu()
-        assert torch.equal(found.source, reference(cloud, cloud, 5).source)
+        edges = gl.nearest(cloud.to(device), cloud.to(device), 5).cpu()
+        assert torch.equal(edges.source, reference(cloud, cloud, 5).source)
 
 
 def test_one_large_cloud_is_searched_in_parts(monkeypatch):
@@ -145,6 +145,6 @@ def test_more_edges_than_can_be_numbered_are_refused_before_they_are_allocated(m
 def test_very_many_targets_of_few_sources_are_found_on_a_gpu():
     """More blocks of targets than the second side of a CUDA grid has room for."""
     source, target = torch.rand(300, 3), torch.rand(70_000, 3)
-    found = gl.nearest(gl.Cloud.of(source.cuda()), gl.Cloud.of(target.cuda()), 2).cpu()
+    edges = gl.nearest(gl.Cloud.of(source.cuda()), gl.Cloud.of(target.cuda()), 2).cpu()
     wanted = gl.nearest(gl.Cloud.of(source), gl.Cloud.of(target), 2)
-    assert torch.equal(found.source, wanted.source)
+    assert torch.equal(edges.source, wanted.source)

@@ -20,12 +20,12 @@ def cloud_of(sizes: list[int], device: str = "cpu") -> gl.Cloud:
 def test_a_cloud_in_itself_loses_the_diagonal_and_nothing_else(device):
     cloud = cloud_of([40, 0, 3], device)
     near = gl.ball(cloud, cloud, 0.3)
-    found = gl.geometry.without_self(near)
+    edges = gl.geometry.without_self(near)
     dense = near.to("cpu").to_scipy().toarray()
     dense[range(len(cloud)), range(len(cloud))] = 0
-    assert (found.to("cpu").to_scipy().toarray() == dense).all()
-    assert len(found) == len(near) - len(cloud)
-    assert found.symmetric
+    assert (edges.to("cpu").to_scipy().toarray() == dense).all()
+    assert len(edges) == len(near) - len(cloud)
+    assert edges.symmetric
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -33,21 +33,21 @@ def test_a_sample_loses_the_edges_to_the_points_it_was_taken_from(device):
     cloud = cloud_of([40, 5], device)
     sample = gl.farthest_sample(cloud, 0.25)
     near = gl.ball(cloud, sample, 0.4)
-    found = gl.geometry.without_self(near, sample)
+    edges = gl.geometry.without_self(near, sample)
     dense = near.to("cpu").to_scipy().toarray()
     dense[range(len(sample)), sample.parent_index.cpu()] = 0
-    assert (found.to("cpu").to_scipy().toarray() == dense).all()
-    assert not found.symmetric
+    assert (edges.to("cpu").to_scipy().toarray() == dense).all()
+    assert not edges.symmetric
 
 
 def test_padding_stays_behind_the_edges():
     cloud = cloud_of([12, 7])
     padded = pad(gl.ball(cloud, cloud, 0.4), [64, 512])
-    found = gl.geometry.without_self(padded)
+    edges = gl.geometry.without_self(padded)
     alone = gl.geometry.without_self(gl.ball(cloud, cloud, 0.4))
-    assert found.padding == padded.padding
-    assert found.splits[: len(cloud) + 1].equal(alone.splits)
-    assert found.source[: len(alone)].equal(alone.source)
+    assert edges.padding == padded.padding
+    assert edges.splits[: len(cloud) + 1].equal(alone.splits)
+    assert edges.source[: len(alone)].equal(alone.source)
 
 
 def test_edges_to_another_cloud_are_refused():

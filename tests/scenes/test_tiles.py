@@ -302,9 +302,9 @@ def test_a_sorted_copy_of_other_points_is_not_taken(tmp_path):
     x = street(300)
     np.save(tmp_path / "a.npy", x[:100])
     assert np.array_equal(sorted_points(tmp_path / "a.npy"), x[:100])
-    made = sorted((tmp_path / "scratch").iterdir())
+    files = sorted((tmp_path / "scratch").iterdir())
     assert np.array_equal(sorted_points(tmp_path / "a.npy"), x[:100])
-    assert sorted((tmp_path / "scratch").iterdir()) == made
+    assert sorted((tmp_path / "scratch").iterdir()) == files
     np.save(tmp_path / "a.npy", x[100:250])
     assert np.array_equal(sorted_points(tmp_path / "a.npy"), x[100:250])
     assert np.array_equal(sorted_points(x[250:]), x[250:])

@@ -82,16 +82,16 @@ class Bag:
         except MemoryError:
             raise FormatError(path, "declares more data than fits in memory") from None
         except Exception as error:  # rosbags and SQLite raise many kinds
-            words = f"{type(error).__name__} {str(error)[:200]}"
-            raise FormatError(path, f"this ROS recording cannot be read: {words}") from None
+            reason = f"{type(error).__name__} {str(error)[:200]}"
+            raise FormatError(path, f"this ROS recording cannot be read: {reason}") from None
 
     def topics(self) -> dict[str, tuple[str, int]]:
         """The type and the number of messages of each topic."""
-        found: dict[str, tuple[str, int]] = {}
+        topics: dict[str, tuple[str, int]] = {}
         for connection in self.reader.connections:
-            before = found.get(connection.topic, ("", 0))[1]
-            found[connection.topic] = connection.msgtype, before + int(connection.msgcount or 0)
-        return found
+            before = topics.get(connection.topic, ("", 0))[1]
+            topics[connection.topic] = connection.msgtype, before + int(connection.msgcount or 0)
+        return topics
 
     def topic(self, wanted: str | None, types: Sequence[str], what: str) -> str:
         """The topic that is wanted, or else the only one with messages of these types."""
@@ -167,8 +167,8 @@ class Bag:
 
     def _listed(self, names: Any) -> str:
         topics = self.topics()
-        words = [f"{name} ({topics[name][1]} {topics[name][0].replace('/msg/', '/')})" for name in sorted(names)]
-        return ", ".join(words[:LISTED]) + (f" and {len(words) - LISTED} more" if len(words) > LISTED else "")
+        labels = [f"{name} ({topics[name][1]} {topics[name][0].replace('/msg/', '/')})" for name in sorted(names)]
+        return ", ".join(labels[:LISTED]) + (f" and {len(labels) - LISTED} more" if len(labels) > LISTED else "")
 
     def _error(self, message: str) -> FormatError:
         return FormatError(self.path, message)

@@ -92,17 +92,17 @@ class EventSet(Examples):
         there: dict[Path, set[str]] = {}
         for folder in {path.parent for path, _ in pairs}:
             there[folder] = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-        found = [(path, label) for path, label in pairs if path.name in there[path.parent]]
+        present = [(path, label) for path, label in pairs if path.name in there[path.parent]]
         missing = next((path for path, _ in pairs if path.name not in there[path.parent]), None)
         total = len(pairs) if expected is None else expected
-        if not self.partial and len(found) != total:
+        if not self.partial and len(present) != total:
             first = "" if missing is None else f", the first is {missing}"
             raise FileNotFoundError(
-                f"{self.title}: {len(found)} of the {total} recordings of {self.split!r} are in {self.root}{first}. "
+                f"{self.title}: {len(present)} of the {total} recordings of {self.split!r} are in {self.root}{first}. "
                 f"Download it again from {self.home}, or pass partial=True."
             )
-        self.files = [path for path, _ in found]
-        self.labels = torch.tensor([label for _, label in found], dtype=torch.int64, device="cpu")
+        self.files = [path for path, _ in present]
+        self.labels = torch.tensor([label for _, label in present], dtype=torch.int64, device="cpu")
 
     def _packs(self, pattern: str) -> list[Path]:
         """Packs of recordings, where the root is one or holds some."""
@@ -155,11 +155,11 @@ class NMNIST(EventSet):
             return self._take_pack(packs, lambda p: np.array([self._held_out(i + 1) for i in range(len(p))], bool))
         name = "Test" if self.split == "test" else "Train"
         folder = self._folder(name) / name
-        found = [(path, int(label)) for label in self.class_names for path in sorted((folder / label).glob("*.bin"))]
-        self._take_files(found, self.sizes["test" if self.split == "test" else "train"])
+        labelled = [(path, int(label)) for label in self.class_names for path in sorted((folder / label).glob("*.bin"))]
+        self._take_files(labelled, self.sizes["test" if self.split == "test" else "train"])
         if self.split in ("fit", "validation"):
             keep = [self._held_out(int(p.stem)) == (self.split == "validation") for p in self.files]
-            self.files = [path for path, kept in zip(self.files, keep, strict=True) if kept]
+            self.files = [path for path, is_kept in zip(self.files, keep, strict=True) if is_kept]
             self.labels = self.labels[torch.tensor(keep, dtype=torch.bool, device="cpu")]
         return None
 
@@ -199,15 +199,15 @@ class NCars(EventSet):
             return self._take_pack(packs, lambda pack: self._folds(self._numbers(packs), pack.label) == self.fold)
         part = "test" if self.split == "test" else "train"
         folder = self._part(part)
-        found = [
+        labelled = [
             (path, label)
             for label, name in enumerate(self.class_names)
             for path in sorted((folder / name).glob("*_td.dat"))
         ]
-        self._take_files(found, self.sizes[part])
+        self._take_files(labelled, self.sizes[part])
         if self.split in ("fit", "validation"):
             keep = (self.fold_of_each() == self.fold) == (self.split == "validation")
-            self.files = [path for path, kept in zip(self.files, keep, strict=True) if kept]
+            self.files = [path for path, is_kept in zip(self.files, keep, strict=True) if is_kept]
             self.labels = self.labels[torch.from_numpy(keep)]
         return None
 

@@ -186,19 +186,19 @@ def _read_pack(path: Path, split: str, points: int) -> Clouds:
             raise ValueError("its categories are unknown")
     except Exception as error:  # of a damaged archive, or of arrays of other types and shapes
         raise FormatError(path, f"not a complete pack of ShapeNetPart: {error}") from None
-    kept = np.flatnonzero(np.isin(where, [("train", "val").index(part) for part in LISTS[split]]))
+    rows = np.flatnonzero(np.isin(where, [("train", "val").index(part) for part in LISTS[split]]))
     # The points of a shape are sorted along a Morton curve: steps along it are stored.
     morton = np.cumsum(step)
     begin = np.concatenate([[0], morton])[offsets[:-1]]
-    out = np.zeros((len(kept), points, 4), np.float32)
+    out = np.zeros((len(rows), points, 4), np.float32)
     out[..., 3] = -1
-    for row, i in zip(out, kept.tolist(), strict=True):
+    for row, i in zip(out, rows.tolist(), strict=True):
         a, b = offsets[i : i + 2]
         at = a + np.random.default_rng(i).permutation(b - a)[:points]
         code = morton[at] - begin[i]
         grid = np.stack([_every_third(code >> axis) for axis in range(3)], 1)
         row[: len(at), :3], row[: len(at), 3] = grid.astype(np.float32) / (2**bits - 1) * 2 - 1, planes[4][at]
-    return Clouds(out, category[kept], [f"{SYNSETS[category[i]]}/{i:05d}" for i in kept.tolist()])
+    return Clouds(out, category[rows], [f"{SYNSETS[category[i]]}/{i:05d}" for i in rows.tolist()])
 
 
 def _every_third(x: np.ndarray) -> np.ndarray:

@@ -202,7 +202,7 @@ def read_positions(path: Path, recording: Path) -> Tensor:
 
 def _numbers(path: Path, line: int, cells: Sequence[str], at: Sequence[int]) -> list[float]:
     """Time, x and y of a line."""
-    found = []
+    numbers = []
     for name, k in zip(COLUMNS, at, strict=True):
         text = cells[k].strip() if k < len(cells) else ""
         try:
@@ -212,5 +212,5 @@ def _numbers(path: Path, line: int, cells: Sequence[str], at: Sequence[int]) -> 
         if not math.isfinite(number) or (name == "time_us" and not (number.is_integer() and 0 <= number < 2**53)):
             kind = "whole microseconds" if name == "time_us" else "a number"
             raise ValueError(f"{path}: line {line} has {name} = {text!r}. Give {kind}.")
-        found.append(number)
-    return found
+        numbers.append(number)
+    return numbers

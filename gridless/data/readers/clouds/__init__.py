@@ -85,12 +85,15 @@ def read_cloud(
         raise FormatError(
             path, f"its points have no {missing[0]!r}, only {', '.join(points.rows)[:200] or 'coordinates'}"
         )
-    kept = {name: torch.from_numpy(plain(points.rows[name])) for name in (points.rows if rows is None else rows)}
+    columns = {name: torch.from_numpy(plain(points.rows[name])) for name in (points.rows if rows is None else rows)}
     wanted = points.dtype if dtype is None else np.dtype("f4" if dtype == torch.float32 else "f8")
     with np.errstate(over="ignore"):
         coords = torch.from_numpy(np.array(points.coords, wanted, order="C"))
     return Cloud(
-        coords, torch.tensor([0, len(coords)], device=coords.device), rows=Rows(kept), directions=normals(kept, coords)
+        coords,
+        torch.tensor([0, len(coords)], device=coords.device),
+        rows=Rows(columns),
+        directions=normals(columns, coords),
     )
 
 

@@ -17,9 +17,9 @@ COORDS = ("coords", "xyz", "points", "pos")
 def read(source: Source) -> Points:
     if source.data.startswith(NPY):
         return _one(source, array_of(source.limits, source.data))
-    found = arrays_of(source.limits)
-    arrays = {name.lower(): array for name, array in found.items()}
-    if len(arrays) < len(found):
+    stored = arrays_of(source.limits)
+    arrays = {name.lower(): array for name, array in stored.items()}
+    if len(arrays) < len(stored):
         raise source.error("the names of two arrays differ only in capitals")
     if not arrays:
         raise source.error("holds no points: the archive has no arrays")
@@ -36,8 +36,8 @@ def read(source: Source) -> Points:
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != count or array.dtype.kind not in "fiub":
             hint = ". Write a number for each name." if array.dtype.kind in "US" else ""
-            words = f"{name!r} {array.shape} of {array.dtype} does not hold numbers for {count} points"
-            raise source.error(words + hint)
+            problem = f"{name!r} {array.shape} of {array.dtype} does not hold numbers for {count} points"
+            raise source.error(problem + hint)
     if points is None:
         return named(source, arrays.items())
     twice = points.rows.keys() & arrays.keys()

@@ -67,7 +67,7 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     sizes, raw = file.pieces(source)
     size = struct.unpack_from("<H", source.data, 94)[0]
     head = bytearray(source.data[:size])
-    kept = [record for user, _, record in file.records if user not in ("laszip encoded", "copc")]
+    records = [record for user, _, record in file.records if user not in ("laszip encoded", "copc")]
     late = [(at, length) for user, at, length in _late_records(source) if user != "copc"]
     vlr = None
     if packed:
@@ -78,8 +78,10 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
         if struct.unpack_from("<I", way, 12)[0] in VARIABLE:
             struct.pack_into("<I", way, 12, 50_000)
         vlr = lazrs.LazVlr(bytes(way))
-        kept.append(struct.pack("<H16sHH32s", 0, b"laszip encoded", 22204, len(way), b"") + way)
-    struct.pack_into("<IIB", head, 96, size + sum(map(len, kept)), len(kept), file.format | (128 if packed else 0))
+        records.append(struct.pack("<H16sHH32s", 0, b"laszip encoded", 22204, len(way), b"") + way)
+    struct.pack_into(
+        "<IIB", head, 96, size + sum(map(len, records)), len(records), file.format | (128 if packed else 0)
+    )
     if head[25] >= 4:
         struct.pack_into("<QI", head, 235, 0, len(late))
     waves = _waves(source)
@@ -88,7 +90,7 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
         head[6] &= ~INTERNAL_WAVES
         struct.pack_into("<Q", head, WAVES, 0)
     begin = out.tell()
-    out.write(head + b"".join(kept))
+    out.write(head + b"".join(records))
     disk, first = _Disk(out), 0
     compressor = library("lazrs", source.path).LasZipCompressor(disk, vlr) if packed else None
     write: Any = out.write if compressor is None else compressor.compress_many
@@ -315,14 +317,14 @@ def _records(source: Source, at: int, end: int, count: int) -> list[tuple[str, i
     if end > len(source.data) or at > end:
         raise source.error(f"truncated: the points begin at byte {end}, the file has {len(source.data)}", 96)
     source.limits.stored("variable length records", count, 54, end - at, 100)
-    found = []
+    records = []
     for _ in range(count):
         source.limits.stored("variable length records", 1, 54, end - at, at)
         user, number, length = struct.unpack_from("<16sHH", source.data, at + 2)
         source.limits.stored("bytes of a record", length, 1, end - at - 54, at)
-        found.append((_user(user), number, source.data[at : at + 54 + length]))
+        records.append((_user(user), number, source.data[at : at + 54 + length]))
         at += 54 + length
-    return found
+    return records
 
 
 def _content(records: list[tuple[str, int, bytes]], user: str, number: int) -> bytes:

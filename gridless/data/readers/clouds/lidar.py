@@ -33,10 +33,10 @@ def label_files(scan: Path) -> list[Path]:
 
 
 def _labels(source: Source, count: int) -> list[tuple[str, np.ndarray]]:
-    found = next((p for p in label_files(source.path) if p.is_file()), None)
-    if found is None:
+    label_file = next((p for p in label_files(source.path) if p.is_file()), None)
+    if label_file is None:
         return []
-    labels = Source.of(found)
+    labels = Source.of(label_file)
     if len(labels.data) != 4 * count:
         raise labels.error(f"holds {len(labels.data) / 4:g} labels, but {source.path.name} {count} points")
     values = np.frombuffer(labels.data, "<u4").astype(np.int64)

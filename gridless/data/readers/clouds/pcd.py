@@ -68,13 +68,13 @@ def _header(source: Source) -> tuple[list[PcdField], int, str, int, int]:
     at, line = 0, 1
     while "DATA" not in header:
         end = source.data.find(b"\n", at)
-        words = source.data[at : max(end, at)].decode("latin-1").split("#")[0].split()
-        if end < 0 or (words and words[0] not in WORDS):
+        tokens = source.data[at : max(end, at)].decode("latin-1").split("#")[0].split()
+        if end < 0 or (tokens and tokens[0] not in WORDS):
             raise source.error("not a PCD file: its header has no line DATA", at, line)
-        if words:
-            if words[0] in header:
-                raise source.error(f"a second line {words[0]}", at, line)
-            header[words[0]], lines[words[0]] = words[1:], line
+        if tokens:
+            if tokens[0] in header:
+                raise source.error(f"a second line {tokens[0]}", at, line)
+            header[tokens[0]], lines[tokens[0]] = tokens[1:], line
         at, line = end + 1, line + 1
     missing = [word for word in ("FIELDS", "SIZE", "TYPE") if not header.get(word)]
     if missing:
@@ -118,10 +118,10 @@ def _ascii(source: Source, fields: list[PcdField], count: int, at: int, line: in
 
 
 def _points(source: Source, fields: list[PcdField], columns: list[np.ndarray]) -> Points:
-    found = []
+    named_columns = []
     for field, column in zip(fields, columns, strict=True):
-        found += [] if field.name == "_" else colours(field.name, column)
-    return named(source, found)
+        named_columns += [] if field.name == "_" else colours(field.name, column)
+    return named(source, named_columns)
 
 
 def colours(name: str, column: np.ndarray) -> list[tuple[str, np.ndarray]]:

@@ -75,16 +75,16 @@ def write_parts(path: str | Path, count: int, like: Points, parts: Iterable[Poin
     """The same of parts that follow one another, `count` points in all, with the rows of `like` in its types; whole
     numbers of 64 bits, which PLY has not, become doubles."""
     properties = _properties(like)
-    words = {kind: word for word, kind in TYPES.items()}
-    lines = [f"property {words[kind.str[1:]]} {name}" for name, _, _, kind in properties]
+    type_names = {kind: word for word, kind in TYPES.items()}
+    lines = [f"property {type_names[kind.str[1:]]} {name}" for name, _, _, kind in properties]
     header = ["ply", "format binary_little_endian 1.0", f"element vertex {count}", *lines, "end_header"]
     with whole_file(path) as file:
         file.write("".join(f"{line}\n" for line in header).encode("ascii"))
         for points in parts:
             for name, row in like.rows.items():
-                found = points.rows.get(name)
-                if found is None or found.shape[1:] != row.shape[1:] or not np.can_cast(found.dtype, row.dtype):
-                    what = "missing" if found is None else f"{found.shape[1:]} {found.dtype}"
+                stored = points.rows.get(name)
+                if stored is None or stored.shape[1:] != row.shape[1:] or not np.can_cast(stored.dtype, row.dtype):
+                    what = "missing" if stored is None else f"{stored.shape[1:]} {stored.dtype}"
                     raise ValueError(
                         f"PLY: {name!r} is {row.shape[1:]} {row.dtype} in the first part, {what} in a later one"
                     )
@@ -98,7 +98,7 @@ def write_parts(path: str | Path, count: int, like: Points, parts: Iterable[Poin
 def _properties(like: Points) -> list[tuple[str, str | None, int, np.dtype]]:
     """Name, row (None for the coordinates), column and type of each property. Names are of ASCII without blanks, and
     no two are alike."""
-    made: list = [(axis, None, i, like.coords.dtype) for i, axis in enumerate("xyz"[: like.coords.shape[1]])]
+    columns: list = [(axis, None, i, like.coords.dtype) for i, axis in enumerate("xyz"[: like.coords.shape[1]])]
     together = {row: TOGETHER[row] for row in TOGETHER.keys() & like.rows.keys() if like.rows[row].shape[1:] == (3,)}
     taken = {*"xyz", *(name for names in together.values() for name in names)}
     for row, values in like.rows.items():
@@ -110,22 +110,22 @@ def _properties(like: Points) -> list[tuple[str, str | None, int, np.dtype]]:
                 while name.lower() in taken:
                     name += "_"
                 taken.add(name.lower())
-            made.append((name, row, i, values.dtype))
+            columns.append((name, row, i, values.dtype))
     # PLY has neither bits, nor numbers of half precision, nor whole ones of 64 bits.
     kinds = {"?": "u1", "e": "f4", "g": "f8"}
     return [
         (name, row, i, np.dtype(kinds.get(kind.char, "f8" if kind.str[1:] in ("i8", "u8") else kind)).newbyteorder("<"))
-        for name, row, i, kind in made
+        for name, row, i, kind in columns
     ]
 
 
 def _narrow(name: str, row: np.ndarray) -> np.ndarray:
     """Whole numbers of 64 bits in 32, and int32, which is what had two bytes, in these, where they fit."""
     if row.dtype.str[1:] in ("i8", "u8"):
-        made = row.astype(np.int32)
-        if not np.array_equal(made, row):
+        integers = row.astype(np.int32)
+        if not np.array_equal(integers, row):
             raise ValueError(f"PLY: {name} has numbers that do not fit in 32 bits")
-        return made
+        return integers
     if row.dtype == np.int32 and row.min(initial=0) >= 0 and row.max(initial=0) < 1 << 16:
         return row.astype(np.uint16)
     return row
@@ -176,10 +176,10 @@ def _header(source: Source) -> tuple[str, list[Element], int, int]:
     order, elements, names, at, line = None, {}, set(), 0, 1
     while True:
         end = source.data.find(b"\n", at)
-        words = source.data[at : max(end, at)].decode("latin-1").split()
-        if end < 0 or (line == 1 and words != ["ply"]):
+        tokens = source.data[at : max(end, at)].decode("latin-1").split()
+        if end < 0 or (line == 1 and tokens != ["ply"]):
             raise source.error("not a PLY file: it has no header from 'ply' to 'end_header'", at, line)
-        match words:
+        match tokens:
             case [] | ["ply"] | ["comment", *_] | ["obj_info", *_]:
                 pass
             case ["format", kind, _] if kind in ORDERS and order is None:
@@ -199,9 +199,9 @@ def _header(source: Source) -> tuple[str, list[Element], int, int]:
             case ["end_header"] if order is not None:
                 return order, list(elements.values()), end + 1, line + 1
             case _:
-                raise source.error(f"unknown header line {' '.join(words)[:80]!r}", at, line)
-        if words[:1] == ["property"]:
-            names.add(words[-1])
+                raise source.error(f"unknown header line {' '.join(tokens)[:80]!r}", at, line)
+        if tokens[:1] == ["property"]:
+            names.add(tokens[-1])
         at, line = end + 1, line + 1
 
 
@@ -255,19 +255,19 @@ def spans(source: Source, part: Part, chosen: Property) -> tuple[int, np.ndarray
     sizes = np.array([p.kind.itemsize for p in properties])
     counters = np.array([p.counter.itemsize if p.counter else 0 for p in properties])
     big = chosen.counter is not None and ">" in (chosen.kind.byteorder, chosen.counter.byteorder)
-    found = np.empty((part.element.count, 2), np.int64)
+    places = np.empty((part.element.count, 2), np.int64)
     data = np.frombuffer(part.data, np.uint8)
-    length = int(_walk(data, sizes, counters, big, properties.index(chosen), found))
+    length = int(_walk(data, sizes, counters, big, properties.index(chosen), places))
     if length < 0:
         raise source.error(f"truncated inside the entries of {part.element.name!r}", len(source.data))
-    return length, found
+    return length, places
 
 
 @njit(nogil=True, cache=True)
-def _walk(data, sizes, counters, big, chosen, found):  # type: ignore[no-untyped-def]
+def _walk(data, sizes, counters, big, chosen, places):  # type: ignore[no-untyped-def]
     """The number of bytes of all entries, -1 if there are not so many."""
     at = 0
-    for entry in range(len(found)):
+    for entry in range(len(places)):
         for p in range(len(sizes)):
             if at + counters[p] > len(data):
                 return -1
@@ -279,7 +279,7 @@ def _walk(data, sizes, counters, big, chosen, found):  # type: ignore[no-untyped
                     length = length * 256 + int(data[at + place])
                 at += counters[p]
             if p == chosen:
-                found[entry, 0], found[entry, 1] = at, length
+                places[entry, 0], places[entry, 1] = at, length
             at += length * sizes[p]
             if at > len(data):
                 return -1

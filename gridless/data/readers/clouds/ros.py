@@ -21,10 +21,10 @@ def read(source: Source) -> Points:
         topic = bag.topic(source.topic, TYPES, "clouds")
         count, number = bag.topics()[topic][1], source.message
         place = number + count if number < 0 else number
-        found = next(islice(bag.messages(topic), place, None), None) if place >= 0 else None
-        if found is None:
+        message_at = next(islice(bag.messages(topic), place, None), None) if place >= 0 else None
+        if message_at is None:
             raise source.error(f"the topic {topic!r} has {count} messages, but no message {number}")
-        return points_of(source, bag.decoded(*found))
+        return points_of(source, bag.decoded(*message_at))
 
 
 def points_of(source: Source, message: Any) -> Points:

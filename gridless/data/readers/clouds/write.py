@@ -96,8 +96,8 @@ def _las(path: Path, cloud: Cloud) -> None:
     data = laspy.LasData(header, points)
     with whole_file(path) as out:
         # laspy closes what it is given.
-        kept: Any = _Kept(out)
-        data.write(kept, do_compress=path.suffix.lower() == ".laz")
+        target: Any = _Kept(out)
+        data.write(target, do_compress=path.suffix.lower() == ".laz")
 
 
 class _Kept:
@@ -134,8 +134,8 @@ def _fitting(path: Path, name: str, row: np.ndarray) -> np.ndarray:
 
 def _whole(path: Path, name: str, row: np.ndarray, bits: int) -> np.ndarray:
     if (row != np.floor(row)).any() or row.min(initial=0) < 0 or row.max(initial=0) >= 1 << bits:
-        words = f"{name!r} must be whole numbers from 0 to {(1 << bits) - 1} in LAS"
-        raise ValueError(f"{path}: {words}. Scale or rename it, or write .ply or .npy.")
+        problem = f"{name!r} must be whole numbers from 0 to {(1 << bits) - 1} in LAS"
+        raise ValueError(f"{path}: {problem}. Scale or rename it, or write .ply or .npy.")
     return row.astype(np.uint8 if bits <= 8 else np.uint16)
 
 
@@ -145,8 +145,8 @@ def _extra(path: Path, name: str, row: np.ndarray) -> np.ndarray:
     if row.ndim == 2 and row.shape[1] == 1:
         row = row[:, 0]
     if (row.ndim == 2 and row.shape[1] > 3) or len(name.encode()) > 32:
-        words = f"{name!r} has {row.shape[-1]} numbers per point, or a name of over 32 bytes: too long for LAS"
-        raise ValueError(f"{path}: {words}. Write .ply or .npy.")
+        problem = f"{name!r} has {row.shape[-1]} numbers per point, or a name of over 32 bytes: too long for LAS"
+        raise ValueError(f"{path}: {problem}. Write .ply or .npy.")
     # LAS has neither bits nor numbers of half precision.
     return row.astype({"?": np.uint8, "e": np.float32}.get(row.dtype.char, row.dtype))
 

@@ -111,10 +111,10 @@ def _events(file: File, recording: Recording, sensor: tuple[int, int] | None, re
         raise file.error(str(error)) from None
     fault = events.fault()
     if fault is not None:
-        row, words = fault
+        row, reason = fault
         # Repairs move events: their rows no longer say where they were stored.
         offset = None if repairs or recording.locate is None else recording.locate(row)
-        raise file.error(f"event {row} {words}", offset)
+        raise file.error(f"event {row} {reason}", offset)
     return events
 
 

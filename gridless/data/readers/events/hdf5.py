@@ -67,8 +67,8 @@ def _events(file: File, root: Any) -> tuple[Any, Any]:
             raise file.error(f"{place} is {array.shape} {array.dtype}, neither structured nor (events, 4)")
         if node is not None and (names := _fields(node)):
             return _group(file, root, node, names), node
-    found = ", ".join(name for name, _ in zip(root, range(20))) or "nothing"
-    raise file.error(f"has no events. The reader looked for {', '.join(places)} and found {found}.")
+    actual = ", ".join(name for name, _ in zip(root, range(20))) or "nothing"
+    raise file.error(f"has no events. The reader looked for {', '.join(places)} and found {actual}.")
 
 
 def _order(array: np.ndarray) -> str:
@@ -96,13 +96,13 @@ def _open(file: File, group: Any, place: str) -> Any:
 
 def _fields(group: Any) -> dict[str, str]:
     """Name in the file of each of x, y, t, p; empty unless all four are there."""
-    found = {}
+    fields = {}
     for name in group:
         plain = PLURALS.get(name.lower(), name.lower())
         for field, aliases in ALIASES.items():
             if plain in aliases:
-                found.setdefault(field, name)
-    return found if len(found) == 4 else {}
+                fields.setdefault(field, name)
+    return fields if len(fields) == 4 else {}
 
 
 def _group(file: File, root: Any, group: Any, names: dict[str, str]) -> dict[str, np.ndarray]:

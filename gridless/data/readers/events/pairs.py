@@ -36,7 +36,7 @@ def read_pairs(
     shifts = np.array([layout.x[0], layout.y[0], layout.polarity[0]], np.uint32)
     masks = np.array([(1 << bits) - 1 for _, bits in (layout.x, layout.y, layout.polarity)], np.uint32)
     special = np.uint32(layout.special)
-    kept, bad = (int(v) for v in _decode(words, address, shifts, masks, special, pixel, time, polarity))
+    decoded, bad = (int(v) for v in _decode(words, address, shifts, masks, special, pixel, time, polarity))
     if bad >= 0:
         value = int(words[bad, address] >> shifts[2]) & int(masks[2])
         raise file.error(f"event {bad} has polarity {value}, which must be 0 or 1", start + 8 * bad)
@@ -44,7 +44,7 @@ def read_pairs(
     def locate(row: int) -> int:
         return start + 8 * int(np.flatnonzero(words[:, address] & special == 0)[row])
 
-    return Recording(shrink(pixel, kept), shrink(time, kept), shrink(polarity, kept), sensor, cameras, locate)
+    return Recording(shrink(pixel, decoded), shrink(time, decoded), shrink(polarity, decoded), sensor, cameras, locate)
 
 
 @njit(nogil=True, cache=True)

@@ -81,8 +81,8 @@ class PacketDecoder:
         data = np.frombuffer(memoryview(message.events), np.uint8)
         encoding = str(message.encoding)
         if encoding not in DECODERS:
-            words = f"the encoding of events is {encoding[:40]!r}. {', '.join(DECODERS)} can be read."
-            raise FormatError(self.source, words)
+            problem = f"the encoding of events is {encoding[:40]!r}. {', '.join(DECODERS)} can be read."
+            raise FormatError(self.source, problem)
         size = 2 if encoding == "evt3" else 8
         if len(data) % size:
             raise FormatError(self.source, f"packet {number} has {len(data)} bytes, not a multiple of {size}")

@@ -84,9 +84,9 @@ def read(file: File) -> Recording:
 def _line_end(file: File, start: int) -> int:
     at, step = start, 256
     while at < len(file):
-        found = np.flatnonzero(file.data[at : at + step] == 10)
-        if len(found):
-            return at + int(found[0]) + 1
+        line_ends = np.flatnonzero(file.data[at : at + step] == 10)
+        if len(line_ends):
+            return at + int(line_ends[0]) + 1
         at, step = at + step, 2 * step
     return len(file)
 
@@ -119,12 +119,12 @@ def _names(file: File, start: int) -> tuple[dict[str, int] | None, int]:
     cells, _ = _cells(file, start)
     if not re.search(r"[A-Za-z]", "".join(cells)) or all(map(NUMBER.fullmatch, cells)):
         return None, start
-    words = [cell.strip(' "').lower() for cell in cells]
-    found = {name: [i for i, w in enumerate(words) if w in aliases] for name, aliases in ALIASES.items()}
-    wrong = [name for name, at in found.items() if len(at) != 1]
+    names = [cell.strip(' "').lower() for cell in cells]
+    columns = {name: [i for i, w in enumerate(names) if w in aliases] for name, aliases in ALIASES.items()}
+    wrong = [name for name, at in columns.items() if len(at) != 1]
     if wrong:
-        raise file.error(f"the names {', '.join(words)[:80]} leave open which column is {' and '.join(wrong)}", start)
-    return {"columns": len(words), **{name: at[0] for name, at in found.items()}}, _line_end(file, start)
+        raise file.error(f"the names {', '.join(names)[:80]} leave open which column is {' and '.join(wrong)}", start)
+    return {"columns": len(names), **{name: at[0] for name, at in columns.items()}}, _line_end(file, start)
 
 
 def _numbers(file: File, start: int, width: int, decimal: int, delimiter: str) -> tuple[np.ndarray, int]:

@@ -45,24 +45,24 @@ def polygons(source: Source, body: bytes, line: int, before: int = 0) -> tuple[n
         # Polygons of one kind are a table.
         table = np.loadtxt(io.BytesIO(body), np.float64, ndmin=2) if body.strip() else np.empty((0, before + 1))
         length = int(table[0, before]) if len(table) else 0
-        found = table[:, before + 1 : before + 1 + length]
-        whole = (found == np.floor(found)).all() and (np.abs(found) < 2**53).all()
-        if whole and (table[:, before] == length).all() and found.shape[1] == length:
-            return found.astype(np.int64).reshape(-1), np.full(len(table), length)
+        cells = table[:, before + 1 : before + 1 + length]
+        whole = (cells == np.floor(cells)).all() and (np.abs(cells) < 2**53).all()
+        if whole and (table[:, before] == length).all() and cells.shape[1] == length:
+            return cells.astype(np.int64).reshape(-1), np.full(len(table), length)
     except (ValueError, IndexError, OverflowError):
         pass
     corners, lengths = [], []
     for n, row in enumerate(body.split(b"\n"), line):
-        words = row.split(b"#")[0].split()[before:]
-        if words:
-            if not words[0].isdigit() or len(words[0]) > 18:
+        tokens = row.split(b"#")[0].split()[before:]
+        if tokens:
+            if not tokens[0].isdigit() or len(tokens[0]) > 18:
                 raise source.error("the number of corners is not a count", line=n)
-            length = int(words[0])
-            if len(words) <= length:
-                raise source.error(f"truncated? The line declares {length} corners and has {len(words) - 1}", line=n)
-            found = words[1 : length + 1]
-            if not all(map(bytes.isdigit, found)) or max(map(len, found), default=0) > 18:
+            length = int(tokens[0])
+            if len(tokens) <= length:
+                raise source.error(f"truncated? The line declares {length} corners and has {len(tokens) - 1}", line=n)
+            cells = tokens[1 : length + 1]
+            if not all(map(bytes.isdigit, cells)) or max(map(len, cells), default=0) > 18:
                 raise source.error("a corner is not the number of a vertex", line=n)
-            corners += map(int, found)
+            corners += map(int, cells)
             lengths.append(length)
     return np.array(corners, np.int64), np.array(lengths, np.int64)

@@ -15,11 +15,11 @@ def read(source: Source) -> Mesh:
     # Comments before it are lines without anything.
     rows = [b""] * source.data.count(b"\n", 0, begin.end()) + source.data[begin.end() :].split(b"\n")
     filled = [i for i, row in enumerate(rows) if row.split(b"#")[0].strip()]
-    words = rows[filled[0]].split(b"#")[0].decode("latin-1").split() if filled else []
-    if len(words) not in (2, 3):
+    tokens = rows[filled[0]].split(b"#")[0].decode("latin-1").split() if filled else []
+    if len(tokens) not in (2, 3):
         raise source.error("the counts of vertices, faces and edges are missing", line=filled[0] + 1 if filled else 1)
     counts = [
-        source.count(word, f"the number of {what}", filled[0] + 1) for word, what in zip(words, ("vertices", "faces"))
+        source.count(word, f"the number of {what}", filled[0] + 1) for word, what in zip(tokens, ("vertices", "faces"))
     ]
     ends = [1, 1 + counts[0], 1 + sum(counts)]
     if len(filled) < ends[2]:
