@@ -49,7 +49,7 @@ def blocks(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    # What a page sets must not outlive it.
+    # Settings of a page must not outlive it.
     monkeypatch.setattr(os, "environ", os.environ.copy())
     torch.manual_seed(0)
     names: dict = {"__name__": "__main__"}

@@ -102,7 +102,7 @@ def test_every_module_says_what_it_is_for():
 
 
 def _public() -> dict[str, Any]:
-    """What users call, by name: functions, classes and the methods of these."""
+    """Public functions, classes and their methods, by name."""
     found: dict[str, Any] = {}
     for module in [gl, *(getattr(gl, name) for name in gl._MODULES)]:
         for name in getattr(module, "__all__", ()):
@@ -142,7 +142,7 @@ def test_public_functions_of_many_arguments_document_each_of_them():
 
 
 def _is_lazy(tree: ast.Module) -> bool:
-    """Whether a package imports names when they are first used."""
+    """True if a package imports names when they are first used."""
     return any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
 
 
@@ -183,7 +183,7 @@ def test_importing_the_package_imports_nothing_slow():
     assert not {"torch", "numpy"} & set(before)
     slow = {"numba", "triton", "lightning", "matplotlib", "scipy", "h5py", "torch_geometric"}
     assert not slow & set(names)
-    # What OpenMP is told comes too late when torch has loaded it.
+    # Settings of OpenMP have no effect once torch has loaded it.
     assert names.index("gridless.kernels.openmp") < names.index("torch")
 
 
@@ -269,7 +269,7 @@ def test_ctrl_c_in_a_command_says_that_it_was_interrupted(monkeypatch, capsys: p
     assert capsys.readouterr().err == "gridless demo: interrupted\n"
 
 
-# What counts points, edges or events of one batch, or is made of such a count.
+# Counts of points, edges or events of one batch, and sizes derived from them.
 SIZES = {
     *("rows", "num_rows", "last", "tiles", "numbers", "edges", "each", "points", "sources", "targets"),
     *("examples", "visits", "filled", "programs", "cells", "slices", "across", "up", "levels"),
@@ -277,8 +277,8 @@ SIZES = {
 
 
 def test_kernels_are_not_specialised_on_the_sizes_of_a_batch():
-    """What Triton may specialise on is compiled in whenever it happens to be 1 or a multiple of 16: seconds, in the
-    middle of training."""
+    """Triton compiles again if a size that it may specialise on is 1 or a multiple of 16: seconds, in the middle of
+    training."""
     left_alone = 0
     for path in MODULES:
         text = path.read_text()

@@ -121,7 +121,7 @@ def stream(
         if not engine.events_seen and not quiet:
             print("no event came, or none within what --crop and --repair leave", file=sys.stderr)
     except BrokenPipeError:
-        # The reader of the predictions has seen enough. What is left in the buffer is written at the very end.
+        # The reader of the predictions has closed the pipe. The rest of the buffer is written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ValueError as error:
         raise ValueError(in_options(error)) from error

@@ -13,7 +13,7 @@ def enable() -> None:
     """Make PyG use our functions for radius, radius_graph, knn, knn_graph, fps, nearest and voxel_grid.
 
     PyG's own functions are called as before, with or without pyg-lib or torch-cluster beside them, whether they were
-    imported before this call or after it. Where torch-cluster is not installed, `import torch_cluster` finds ours, too.
+    imported before this call or after it. Without torch-cluster, `import torch_cluster` finds ours, too.
 
     >>> gl.pyg.enable()
     >>> edge_index = torch_geometric.nn.knn_graph(x, k=16, batch=batch)

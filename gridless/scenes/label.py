@@ -1,7 +1,7 @@
 """Label every point of a scene: `gridless predict city.laz --weights W --out labelled.laz`.
 
-Tile after tile, in constant memory. What is done is kept beside the output until that is whole: a run that was killed
-goes on where it ended. Labels do not depend on the tiles.
+Tile after tile, in constant memory. Finished tiles are stored beside the output until it is complete, so a killed run
+continues. Labels do not depend on the tiles.
 """
 
 from __future__ import annotations

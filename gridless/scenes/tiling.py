@@ -38,9 +38,9 @@ def tiles(
 ) -> Tiles:
     """The tiles of a scene that have points: squares over the first two axes, each with a halo around it.
 
-    LAS, LAZ and COPC files, binary PLY and NPY files are read by the pieces that a tile needs, files of other formats
-    as wholes; the scene is never in memory. Where those pieces are spread all over the scene, a sorted copy is made in
-    a temporary folder first.
+    LAS, LAZ and COPC files, binary PLY and NPY files are read piece by piece, files of other formats as a whole; the
+    scene is never in memory. If the pieces of a tile are spread all over the scene, a sorted copy is made in a
+    temporary folder first.
 
     >>> for tile in gl.tiles("city.laz", 50.0, halo=model.plan.reach()):
     ...     tile.cloud, tile.offset, tile.cloud.rows["inside"], tile.cloud.rows["index"]

@@ -347,7 +347,7 @@ def test_a_rectangle_of_each_recording_is_erased():
     assert same(ev.Erase(0.0, 0.0)(one, seed()), one)
     # The middle is inside the recording: something is always left out.
     assert ev.Erase(0.3, 0.5, probability=1.0)(gl.collate([one] * 40), seed()).sizes.max() < 600
-    # Where all of it is on the recording, 0.4 of 30 times 0.4 of 20 pixels.
+    # A rectangle inside the recording has 0.4 of 30 times 0.4 of 20 pixels.
     assert 600 - ev.Erase(0.4, 0.4, probability=1.0)(gl.collate([one] * 40), seed()).sizes.min() == 12 * 8
 
 

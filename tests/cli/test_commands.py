@@ -600,7 +600,7 @@ def test_coordinates_of_a_map_keep_their_digits_where_the_scale_is_kept():
     far = prepare(gl.Cloud.of(near + torch.tensor([5e5, 5.4e6, 300.0])), "x", None, Preparation(keep_scale=True)).coords
     assert far.dtype == torch.float32
     assert ((far - far[0]).double() - (near - near[0])).abs().max() < 1e-5
-    # What float32 holds stays where it is.
+    # Coordinates that float32 holds stay.
     there = prepare(gl.Cloud.of(near.float()), "x", None, Preparation(keep_scale=True)).coords
     assert torch.equal(there, near.float())
 

@@ -240,7 +240,7 @@ def test_cuda_gives_what_the_cpu_gives(dtype, dim):
     for name, function in functions.items():
         here = function(x, y, batch_x, batch_y)
         there = function(*(v.cuda() for v in (x, y, batch_x, batch_y))).cpu()
-        # Of nearly equal distances in many dimensions the order may differ by rounding.
+        # The order of nearly equal distances in many dimensions may differ by rounding.
         wrong = len(pairs(here) ^ pairs(there)) if here.ndim == 2 else int((here != there).sum())
         assert wrong <= (0 if dim == 3 and name != "cosine" else 0.002 * here.shape[-1]), name
 

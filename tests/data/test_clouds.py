@@ -130,7 +130,7 @@ def test_unknown_missing_and_mesh_files_say_what_to_do(tmp_path):
             read(tmp_path)
 
 
-# What belongs to the points.
+# Rows.
 
 
 def rows_of(tmp_path: Path, name: str, data: bytes) -> dict[str, np.ndarray]:
@@ -384,7 +384,7 @@ def test_reads_nuscenes(tmp_path):
     assert np.array_equal(read_cloud(tmp_path / "sweep.pcd.bin").coords, POINTS)
 
 
-# What cannot be understood.
+# Bad files.
 
 PLY = "ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\nend_header\n"
 PCD = "FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA ascii\n1 2 3\n4 5 6\n"

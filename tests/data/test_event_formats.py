@@ -170,7 +170,7 @@ def test_aedat3_extends_its_times_by_the_overflow_counter(tmp_path: Path):
     assert events.sensor == (128, 128)
 
 
-# What is left out.
+# Entries that are left out.
 
 
 def test_overflow_markers_of_nmnist_are_no_events(tmp_path: Path):

@@ -82,7 +82,7 @@ def test_shipped_lists_follow_their_rule(name):
 def test_shipped_lists_never_change():
     text = b"".join((Path(splits.__file__).parent / f"{name}.txt").read_bytes() for name in LISTS)
     assert hashlib.sha256(text).hexdigest() == "19f419e54dbc05d7d3c85c892bbc9797eadc7799089562868c70bfbe9e390be1"
-    # Of N-MNIST the hash of the number decides.
+    # N-MNIST: the hash of the number decides.
     assert sum(NMNIST._held_out(number) for number in range(1, 60_001)) == 5980
 
 

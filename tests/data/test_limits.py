@@ -1,4 +1,4 @@
-"""What a file may make its reader allocate."""
+"""Limits on the memory that a file makes its reader allocate."""
 
 from __future__ import annotations
 

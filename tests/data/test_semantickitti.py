@@ -206,7 +206,7 @@ def test_the_recipe_trains_whole_scans_and_labels_a_scene(release, tmp_path, cap
     found = gl.read_cloud(tmp_path / "a.ply")
     assert torch.equal(found.coords, gl.read_cloud(file).coords)
     assert found.rows["label"].shape == (400,)
-    # What it says of the scan as a whole, turned as in training, is what it says tile by tile.
+    # Labels of the whole scan, turned as in training, are those of its tiles.
     model = gl.load(weights)
     data = load_data(Recipe.from_dict(model.about["recipe"]), release, "validation")
     one = data.draw(None, 0, 0, torch.tensor([0]))

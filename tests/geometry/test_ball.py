@@ -32,7 +32,7 @@ def rows(edges: Edges) -> list[list[int]]:
 
 
 def scipy_rows(source: Cloud, target: Cloud, radius: float) -> list[list[int]]:
-    """What SciPy finds in double precision, example by example."""
+    """Neighbours by SciPy in double precision, example by example."""
     lists: list[list[int]] = []
     xs, ys = source.splits.tolist(), target.splits.tolist()
     for (a, b), (c, d) in zip(pairwise(xs), pairwise(ys), strict=True):

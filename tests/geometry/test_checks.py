@@ -1,4 +1,4 @@
-"""What every search and every sampler refuses, before any kernel runs."""
+"""Every search and every sampler refuses bad input before any kernel runs."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def reference(events: gl.Events, **settings) -> gl.Events:
 
 
 def test_an_event_adds_one_in_all_shared_by_the_pixels_it_reaches(device):
-    # Of 8 x 8 pixels: even coordinates reach one output pixel, odd ones two, odd ones at the far border one.
+    # 8 x 8 pixels: even coordinates reach one output pixel, odd ones two, odd ones at the far border one.
     for pixel, reached in (((2, 2), 1), ((1, 2), 2), ((3, 3), 4), ((7, 7), 1), ((7, 3), 2), ((0, 0), 1)):
         _, memory = lif_step(of([pixel], [0]).to(device), None, **SETTINGS | {"threshold": 9.0})
         assert int((memory.potential > 0).sum()) == reached

@@ -77,7 +77,7 @@ def sample(tmp_path: Path) -> Path:
 
 
 def run(package: Path) -> tuple[int, int, int]:
-    """What the kernel returns in a process of its own, and how often the cache had it and had it not."""
+    """Result of the kernel in a separate process, and hits and misses of the cache."""
     done = process(package)
     result, hits, misses = map(int, done.stdout.split())
     return result, hits, misses

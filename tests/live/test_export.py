@@ -162,7 +162,7 @@ def test_weights_that_16_bits_can_hold_stay_as_they_are():
     writer.matrix(weight, np.zeros(7))
     scales, halves = writer.constants.parts[0], writer.weights.parts[0].view(np.float16).astype(np.float32)
     assert (halves.reshape(5, 8)[:, :7] * scales == weight).all()
-    # What training has made next to nothing is nothing.
+    # Tiny weights become 0.
     writer.matrix(np.full((5, 7), 1e-42, np.float32), np.zeros(7))
     assert (writer.constants.parts[-2] > 0).all()
     assert not writer.weights.parts[-1].any()
@@ -541,7 +541,7 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path):
 
 
 class Polarity(torch.nn.Module):
-    """What it makes of the camera's events is float32, whatever its weights are."""
+    """Returns float32 for the camera's events, whatever its weights are."""
 
     def __init__(self) -> None:
         super().__init__()

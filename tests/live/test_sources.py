@@ -151,7 +151,7 @@ def test_datagrams_arrive_and_missing_ones_are_counted(events):
 
 
 def heard(*datagrams: bytes, **options) -> tuple[Datagrams, list[gl.Events]]:
-    """What a socket makes of these."""
+    """Events that a socket reads from these datagrams."""
     source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5, **options)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for data in datagrams:
@@ -813,7 +813,7 @@ def test_lag_is_never_negative_and_statistics_tell_the_clocks_apart(events, monk
         now += step
         meter.tick(at(sensor), begin, begin)
         assert meter.lag >= step
-    # Of the 1.5 s since the third packet, one part in 10,000 may be the clocks'.
+    # One part in 10,000 of the 1.5 s since the third packet may be the clocks'.
     assert meter.lag == meter.longest_lag == pytest.approx(1.5 - 1.5e-4)
     assert "0.625 s of sensor time in 1.875 s" in meter.line()
     assert re.match("5 events, 0.00 M events/s of work, packet p50 125000 us, ", meter.line())

@@ -1,4 +1,4 @@
-"""What was trained is what runs: engine = session = batch forward, however the stream is cut."""
+"""The trained network is the one that runs: engine = session = batch forward, however the stream is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shown while a network runs: the page, its data, the terminal, and the page in a real browser."""
+"""Views of a live network: the page, its data, the terminal, and the page in a real browser."""
 
 from __future__ import annotations
 

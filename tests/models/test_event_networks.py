@@ -338,7 +338,7 @@ def test_decaying_counts_have_the_dtype_of_the_network_and_no_weights():
 
 
 def magnified(grid):
-    """What `LeakyCount` with `fit` makes of counts (H, W, C), number by number."""
+    """Result of `LeakyCount` with `fit` for counts (H, W, C), number by number."""
     high, wide = grid.shape[:2]
     cells = [(x, y) for y in range(high) for x in range(wide)]
     held = [(x, y) for x, y in cells if float(grid[y, x].max()) >= 0.05] or cells

@@ -214,7 +214,7 @@ def test_a_residual_block_adds_what_its_branch_finds(cloud):
 
 
 def test_rows_of_padding_share_no_parent():
-    """Where many rows share one, their gradients wait for each other on a GPU."""
+    """On a GPU, gradients of many rows that share one wait for each other."""
     plan = gl.Plan()
     points = plan.points()
     near = plan.ball(points, points, 0.2)

@@ -48,7 +48,7 @@ def test_weights_begin_within_glorots_bound_over_taps_and_decays():
     camera = plan.events(SENSOR)
     near = plan.causal(camera, camera, 3)
     torch.manual_seed(0)
-    # Of the polarity, only the channels that go in count once for each decay: the authors' bound.
+    # PolarityConv: only input channels count once for each decay, as in the authors' bound.
     for layer, fans in (
         (EventConv(near, 20, 30, 8), 9 * 8 * (20 + 30)),
         (PolarityConv(near, 300, 8), 9 * (2 * 8 + 300)),

@@ -66,7 +66,7 @@ def test_float64_keeps_all_digits_of_its_settings(device):
 
 
 def test_settings_may_be_whole_numbers(device):
-    """What a kernel was compiled for does not depend on how the first call wrote them."""
+    """The first call's types do not decide how the kernel is compiled."""
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(3)).to(device)
     for eps, momentum in ((1, 1), (0.5, 0.25)):
         running = *torch.ones(2, 7, device=device), torch.tensor(10, device=device), momentum

@@ -210,8 +210,8 @@ def test_tiles_are_all_of_the_weight_once_and_none_is_larger_than_its_room(monke
     assert max((tile.rate.numel() for tile in tiles), default=0) == largest
 
 
-# Of 24 sources, 30 targets and 9 x 8 taps: as many numbers as SMALL_TILE, the features or the result have, and always
-# four temporal taps.
+# 24 sources, 30 targets, 9 x 8 taps. Room for as many numbers as SMALL_TILE, the features or the result have, and at
+# least four temporal taps.
 @pytest.mark.parametrize(
     ("small", "channels", "width", "room"),
     [(0, 1, 1, 4), (0, 1, 7, 7), (0, 40, 7, 4), (30 * 3 * 6, 3, 5, 6), (0, 5, 40, 8), (30 * 2 * 100, 2, 1, 100)],
@@ -221,7 +221,7 @@ def test_what_is_gathered_at_once_is_no_larger_than_features_and_result(monkeypa
     near = Neighbourhoods(Link(source, target, torch.zeros(30, dtype=torch.int64), offsets(3), 1), DECAY)
     monkeypatch.setattr(autograd, "SMALL_TILE", small)
     assert autograd._room(near, torch.zeros(9, 8, channels, width)) == room
-    # Where there are fewer targets, the features decide.
+    # With fewer targets, the features decide.
     few = Neighbourhoods(Link(source, target[:3], torch.zeros(3, dtype=torch.int64), offsets(3), 1), DECAY)
     assert autograd._room(few, torch.zeros(9, 2, channels, 1)) == max(small // (3 * channels), 8)
     # No target, and a kernel of two temporal taps.
@@ -263,7 +263,7 @@ def test_a_gradient_does_not_depend_on_which_others_are_wanted(device, monkeypat
 
 @pytest.mark.parametrize("enough", [1, 3])
 def test_taps_that_share_a_program_do_not_change_the_result(backend, device, monkeypatch, enough):
-    """Where there are programs enough, each of them walks back along several taps, one after the other."""
+    """With enough programs, each of them walks back along several taps, one after the other."""
     if backend != "gpu":
         pytest.skip("only the GPU kernels divide taps among programs")
     from gridless.ops.event_conv import gpu

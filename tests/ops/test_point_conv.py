@@ -82,7 +82,7 @@ def assert_near(found, expected, tolerance):
         assert error < tolerance, f"{name}: {error}"
 
 
-# What it computes.
+# Results.
 
 
 def by_hand(tensors, edges, basis, falloff, normalise):

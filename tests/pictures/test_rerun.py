@@ -1,4 +1,4 @@
-"""What the Rerun viewer is sent: entities of a recording that is saved to .rrd, and a live stream."""
+"""Data for the Rerun viewer: entities of a recording that is saved to .rrd, and a live stream."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_waveforms_stay_where_the_header_says(version, weights, tmp_path):
     assert out[there:] == record
     assert out[6] & 2
     assert version == "1.3" or struct.unpack_from("<QI", out, 235) == (at - len(other), 2)
-    # Where the header is wrong, or they are missing, it does not say that there are any.
+    # With a wrong header, or without records, the result declares none.
     (tmp_path / "a.las").write_bytes(data[: at + len(copc)])
     if version == "1.4":
         struct.pack_into("<I", data, 243, 1)
@@ -286,7 +286,7 @@ def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         label_scene(city, weights, out, size=6.0)
     assert not out.exists()
-    # What a kill in the middle of a line leaves.
+    # Trace of a kill in the middle of a line.
     with (tmp_path / "cut.npy.unfinished" / "done").open("ab") as file:
         file.write(b"17")
     first = list(made)
@@ -538,7 +538,7 @@ def test_a_disk_that_fills_loses_nothing(suffix, city, weights, tmp_path, monkey
             label_scene(city, weights, out)
     assert not out.exists()
     with monkeypatch.context() as patch:
-        # Where labels will be is taken first: memory that is mapped to a full disk ends a process without a word.
+        # The disk space of labels is reserved first: memory mapped to a full disk ends a process without an error.
         patch.setattr(os, "posix_fallocate", too_large, raising=False)
         with pytest.raises(OSError, match=r"ulimit -f.*out\."):
             label_scene(city, weights, out)

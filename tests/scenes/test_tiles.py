@@ -184,7 +184,7 @@ def test_of_thousands_of_files_few_are_open_and_none_is_held(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert sorted(seen) == list(range(300))
-    # What is read as a whole would be kept as a whole.
+    # Files that are read as a whole stay in the cache.
     _known.cache_clear()
     np.savetxt(tmp_path / "text.xyz", x[:9])
     assert len(gl.tiles(tmp_path / "text.xyz", 7.0))

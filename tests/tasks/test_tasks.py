@@ -1,4 +1,4 @@
-"""What every task has, how the task of a recipe or of weights is found, and tasks of users."""
+"""Functions of every task, the task of a recipe or of weights, and tasks of users."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-8} if DEVICE == "cpu" else {"rtol": 1e-4, "ato
 
 @pytest.fixture(scope="module")
 def batches() -> list:
-    """Of other sizes each: clouds of 30 to 64 points, batches of six, and two of four."""
+    """Batches of different sizes: clouds of 30 to 64 points, batches of six, and two of four."""
     data, found = shapes(48), []
     for k in range(11):
         some = [(5 * k + i) % 48 for i in range(4 if k > 8 else 6)]
@@ -161,7 +161,7 @@ EVENT_NETWORKS = {
 
 @pytest.mark.parametrize("name", EVENT_NETWORKS)
 def test_a_network_of_events_is_captured_for_recordings_of_any_size(graphs, unwritten, name):
-    """Of which some have no event, and fire nothing; with the loss of the network's own, where it has one."""
+    """Some recordings have no event and fire nothing. The loss is the network's own, if it has one."""
     sizes = [(90, 60, 0), (70, 80, 40), (95, 20, 70), (30, 60, 50), (88, 91, 3), (60, 60, 60), (80, 0, 75), (0, 1, 2)]
     sizes += [(85, 93, 20), (400, 90, 80), (50, 70, 60)]
     recordings = [stream(n, (16, 16), 2000, seed=k).to(DEVICE) for k, n in enumerate(sizes)]

@@ -68,7 +68,7 @@ def test_recordings_are_cut_in_the_order_asked_for(glyphs):
         assert torch.equal(mine.pixel, whole.pixel)
         assert torch.equal(mine.time, whole.time)
         assert torch.equal(mine.polarity, whole.polarity)
-    # What files of geometry are known by covers them, too.
+    # The fingerprint of geometry files covers them, too.
     assert any(tensor is weighed.rows["weight"] for tensor in data.tensors())
     assert torch.equal(glyphs.take(index).labels, glyphs.labels[index])
 

@@ -148,7 +148,7 @@ def said(data, radius):
 
 
 def advised(sizes, spread=1.0, radius=0.001):
-    """What is said of random clouds of these sizes by a network of this radius."""
+    """The advice for random clouds of these sizes and a network of this radius."""
     clouds = [torch.rand(size, 3, generator=torch.Generator().manual_seed(size)) * spread for size in sizes]
     return said(Clouds(padded(clouds), torch.zeros(len(sizes)).long(), ["a"], torch.tensor(sizes)), radius)[-1]
 
@@ -857,7 +857,7 @@ def test_every_file_is_read_once_for_all_splits(sites, tmp_path, monkeypatch, ki
     monkeypatch.setattr(place, name, lambda path, *a, **k: read.append(Path(path)) or real(path, *a, **k))
     fit, held = make("fit"), make("validation")
     assert len(read) == len(set(read)) == count
-    # What was kept is what the file holds.
+    # The cache holds what the file holds.
     alone = make("validation")
     assert len(read) > count
     assert len(alone) == len(held)

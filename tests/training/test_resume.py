@@ -349,7 +349,7 @@ def test_resuming_nothing_says_so(recipe, clouds, tmp_path):
 
 
 def test_checkpoints_are_written_beside_their_place(recipe, clouds, tmp_path, monkeypatch):
-    # What goes through another folder is copied over the last checkpoint, where that is on another file system.
+    # A file written in another folder would be copied over the last checkpoint, if that is on another file system.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(Killed):
         run(recipe, clouds, None, tmp_path, progress=False, checkpoint_steps=1, callbacks=[KillAfter(2)])

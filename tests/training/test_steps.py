@@ -143,7 +143,7 @@ def test_capture_on_the_cpu_is_refused(recipe):
 
 @pytest.mark.slow
 def test_batches_of_different_sizes_share_one_slot(recipe, clouds):
-    """What a captured graph relies on: capacities hold, addresses stay, results are those of the plain batch."""
+    """A captured graph relies on this: capacities hold, addresses stay, results are those of the plain batch."""
     model = recipe.changed(model__dropout=0.0).make_model().double()
     data = Clouds(clouds.points.double(), clouds.labels)
     batches = list(Loader(data, model.plan, 14, Policy(shuffle=True, drop=0.3)))
@@ -325,7 +325,7 @@ def test_streams_are_cut_and_padded_as_clouds_are(backend, device, group):
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_rows_are_cut_and_padded_with_their_points(backend, device, group):
-    """Of any dtype and shape, in the batches of a group and in a slot."""
+    """Rows have any dtype and shape, in the batches of a group and in a slot."""
     with gl.use_backend(None):
         generator = torch.Generator().manual_seed(0)
         sizes = (7, 30, 11, 19)
@@ -495,7 +495,7 @@ def test_the_position_of_a_step_alone_decides_its_rate_and_its_random_numbers():
 
 
 def one_step(run, batch, epoch, number):
-    """What a step leaves: its loss, the optimiser's means of gradients, and running statistics."""
+    """The state after a step: its loss, the optimiser's means of gradients, and running statistics."""
     begin_step(run.recipe, run.schedule, run.optimiser, epoch, number, len(run.loader))
     run.step(batch)
     left = {name: buffer.double() for name, buffer in run.model.named_buffers()}

@@ -62,7 +62,7 @@ class Bag:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Bag]:
-        """The bag, closed at the end. What the library raises meanwhile is a `FormatError`."""
+        """Open the bag, and close it at the end. Exceptions of the library become `FormatError`."""
         try:
             from rosbags.rosbag1 import Reader as Reader1
             from rosbags.rosbag2 import Reader as Reader2

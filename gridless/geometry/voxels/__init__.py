@@ -36,7 +36,7 @@ from gridless.structures import Cloud, TapEdges, Voxels
 def submanifold_taps(sites: Tensor, kernel: Axes = 3, dilation: Axes = 1) -> TapEdges:
     """Each site's neighbours among the sites, seen through a kernel whose middle tap is the site itself.
 
-    The middle of an even kernel is entry kernel // 2. Where all sides are odd, the edges are `symmetric`.
+    The middle of an even kernel is entry kernel // 2. If all sides are odd, the edges are `symmetric`.
     """
     dim = check_sites("submanifold_taps", sites)
     sides, steps = axis_numbers("kernel", kernel, dim), axis_numbers("dilation", dilation, dim)

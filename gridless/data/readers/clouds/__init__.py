@@ -3,8 +3,8 @@
     cloud = gl.read_cloud("scan.ply")
     cloud.coords, cloud.rows["rgb"], cloud.rows["normal"]
 
-A reader returns `Points`: the coordinates and, by name, what else the file knows of each point. What a reader cannot
-understand it refuses with `FormatError`, which names the file and the line or the byte; it raises nothing else.
+A reader returns `Points`: the coordinates and, by name, the rows of the file. Files that it cannot read raise
+`FormatError` with the file and the line or byte, and no other exception.
 """
 
 from __future__ import annotations

@@ -337,7 +337,7 @@ def _user(name: bytes) -> str:
 
 
 def _late_records(source: Source) -> Iterator[tuple[str, int, int]]:
-    """Who wrote each record behind the points, where it begins, and its bytes: LAS 1.4 has several, 1.3 waveforms."""
+    """User, offset and length of each record behind the points: LAS 1.4 has several, 1.3 waveforms."""
     at, count = struct.unpack_from("<QI", source.data, 235) if source.data[25] >= 4 else (_waves(source) or 0, 1)
     for _ in range(count if at else 0):
         source.limits.stored("records behind the points", 1, 60, len(source.data) - at, at)

@@ -64,8 +64,8 @@ class Part(NamedTuple):
 
 
 def write(path: str | Path, cloud: Cloud) -> None:
-    """A binary PLY of one cloud: x, y, z, and its rows: `rgb` as red, green, blue, `normal` as nx, ny, nz, others
-    by name, vectors numbered. What a name may not have, such as blanks, becomes _."""
+    """Write one cloud as a binary PLY: x, y, z, and its rows: `rgb` as red, green, blue, `normal` as nx, ny, nz, others
+    by name, vectors numbered. Characters that names may not have, such as blanks, become _."""
     coords = cloud.coords.cpu().numpy()
     points = Points(coords, {name: _narrow(name, row.cpu().numpy()) for name, row in cloud.rows.items()}, coords.dtype)
     write_parts(path, len(cloud), points, [points])

@@ -26,15 +26,15 @@ DEGREES = 0.006
 
 
 def write_cloud(path: str | Path, cloud: Cloud) -> None:
-    """One cloud as a file with its rows; the suffix says which form: `.ply`, `.las`, `.laz` or `.npy`.
+    """Write one cloud with its rows. The suffix decides the format: `.ply`, `.las`, `.laz` or `.npy`.
 
     - `.ply` is binary: coordinates in their type, `rgb` as red, green, blue, `normal` as nx, ny, nz, others by name.
     - `.las` and `.laz` are of version 1.4. Coordinates are rounded to the finest power of ten that 32 bits hold, a
       millionth at best. Colours of one byte become those of two. Rows without a place in LAS become extra bytes.
     - `.npy` is an array (S, D), or a structured one with the fields x, y, z and the rows.
 
-    `gl.read_cloud` reads all of them back. What a form cannot hold is refused. An existing file stays as it was,
-    whatever goes wrong.
+    `gl.read_cloud` reads all of them back. Values that a format cannot store are refused. If writing fails, an existing
+    file is unchanged.
     """
     path = Path(path)
     if not isinstance(cloud, Cloud):

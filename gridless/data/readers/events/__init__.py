@@ -56,20 +56,20 @@ def read_events(
     isolated: bool = False,
     topic: str | None = None,
 ) -> Events:
-    """The events of the file `path`: N-MNIST `.bin`, AEDAT 2, 3.1 and 4, Prophesee `.dat` and `.raw` (EVT 2 and 3),
-    Event Stream `.es`, MATLAB `.mat`, HDF5, CSV, NumPy `.npy` and `.npz`, ROS 1 `.bag`, ROS 2 `.db3` and `.mcap`.
+    """Read the events of the file `path`: N-MNIST `.bin`, AEDAT 2, 3.1 and 4, Prophesee `.dat` and `.raw` (EVT 2 and
+    3), Event Stream `.es`, MATLAB `.mat`, HDF5, CSV, NumPy `.npy` and `.npz`, ROS 1 `.bag`, ROS 2 `.db3` and `.mcap`.
 
-    The content says which format it is; the suffix counts only where the content cannot (`.bin`). Pixels, times and
-    polarity are what the file says: nothing is mirrored or shifted, but counters that wrap are continued. `sensor`
-    (width, height) overrides what the file says; where neither says, it is the smallest camera of the family that holds
-    all events, or else the smallest rectangle. Of a file with several cameras, `stream` chooses one; of a bag, `topic`.
+    The content decides the format; the suffix matters only for `.bin`. Pixels, times and polarity are those of the
+    file: nothing is mirrored or shifted, but counters that wrap are continued. `sensor` (width, height) overrides the
+    file's. Without either, it is the smallest camera of the family that holds all events, or else the smallest
+    rectangle. `stream` chooses between the cameras of a file, `topic` between those of a bag.
 
-    Anything wrong with the content is a `FormatError`, a `ValueError` that names the file and the byte. So are times
-    that step back, negative times and events outside the sensor, unless `repair` says what to do (see `Events.of`), and
-    the end of a file that was cut off, unless one of the repairs is `"cut"`: what is whole before it is kept.
+    Bad content raises `FormatError`, a `ValueError` with the file and the byte. So do times that step back, negative
+    times and events outside the sensor, unless `repair` names a repair (see `Events.of`), and a file that was cut off,
+    unless a repair is `"cut"`: it keeps the complete events before the end.
 
     A compressed file may unpack to `max_bytes`, by default the larger of 256 MiB and 100 times its own length. With
-    `isolated` the file is read in a process of its own, whose crash, hang or hunger for memory is a `FormatError`, too:
+    `isolated` the file is read in a separate process, whose crash, timeout or lack of memory is a `FormatError`, too:
     see the page on untrusted files.
     """
     repairs = as_repairs(repair, ("cut", *REPAIRS))
@@ -86,9 +86,9 @@ def read_events(
 def read_packets(
     path: str | Path, sensor: tuple[int, int] | None = None, repair: str | Sequence[str] = (), topic: str | None = None
 ) -> Iterator[Events]:
-    """The same events in pieces, in their order. Of a bag these are its messages, of which one is in memory at a time.
+    """Read the same events in pieces, in order. The pieces of a bag are its messages; one is in memory at a time.
 
-    Files of other formats, and bags that are to be repaired, are one piece.
+    Files of other formats, and bags with a repair, are one piece.
     """
     if not is_bag(Path(path)) or repair:
         yield read_events(path, sensor, repair, topic=topic)

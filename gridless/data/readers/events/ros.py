@@ -1,8 +1,8 @@
 """Events in recordings of ROS: `event_camera_msgs/EventPacket` (encodings evt3, mono and libcaer), and the `EventArray`
 of `dvs_msgs` and `prophesee_event_msgs`.
 
-Times are those of the sensor in a packet, and those of ROS in an array. Packets of EVT3 continue each other: the state
-of the decoder goes on from one to the next. Where packets were lost, events up to the next row are left out.
+Times are those of the sensor in a packet, and those of ROS in an array. The state of the EVT3 decoder continues from
+packet to packet. After lost packets, events up to the next row are left out.
 """
 
 from __future__ import annotations

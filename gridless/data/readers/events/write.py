@@ -15,12 +15,12 @@ MAX_PAUSES = 256 << 20
 
 
 def write_events(path: str | Path, events: Events) -> None:
-    """One recording as a file; the suffix says which form.
+    """Write one recording. The suffix decides the format.
 
     `.npz` (x, y, t, p, sensor, and rows), `.npy` (a structured array), `.csv` (t,x,y,p with a line of names and the
     geometry), `.es` (Event Stream 2.0), `.dat` (Prophesee, 32-bit times), `.bin` (N-MNIST's, 23-bit times, pixels below
-    256). Padding is no event and is not written. What a form cannot hold is refused. Whatever goes wrong, an existing
-    file stays as it was.
+    256). Padding is not written. Values that a format cannot store are refused. If writing fails, an existing file is
+    unchanged.
     """
     if not isinstance(events, Events):
         kind = type(events).__name__

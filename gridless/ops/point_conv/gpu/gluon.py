@@ -134,8 +134,8 @@ def _launcher(kernels: ModuleType, name: str) -> Launcher:
 
 
 class _GluonLaunch:
-    """launch(programs, tensors, sizes): whether the kernel was launched, or begins to compile. Where this version of
-    Triton cannot, a word is said once, and it is not tried again.
+    """launch(programs, tensors, sizes) returns True if the kernel was launched or begins to compile. If this version of
+    Triton cannot compile it, there is one warning and no second try.
 
     From its next launch on, a kernel of one program per multiprocessor leaves the first-level cache all the shared
     memory that it does not use. Triton asks for the most there is, and loads on their way then have nowhere to go.
