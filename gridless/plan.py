@@ -121,7 +121,7 @@ class Plan:
     def points(self, dim: int = 3, name: str | None = None) -> Name:
         """The cloud the plan is called with; `name` tells several apart."""
         if not 1 <= dim <= 8:
-            raise ValueError(f"points: dim must be 1 to 8, not {dim}")
+            raise ValueError(f"points: dim is {dim}. Give 1 to 8.")
         return self._cloud(self._input("points", ("dim", int(dim)), name), dim)
 
     def ball(self, source: Name, target: Name, radius: float, limit: int | None = None) -> Name:
@@ -156,7 +156,7 @@ class Plan:
         """
         self._expect("rejection_sample", "edges", near=near)
         if near.source != near.target:
-            raise ValueError(f"rejection_sample: {near} must be a search of a cloud in itself, not {self.steps[near]}")
+            raise ValueError(f"rejection_sample: {near} is {self.steps[near]}. Give a search of a cloud in itself.")
         return self._cloud(Step("rejection_sample", (near.target, near)), near.dim)
 
     def farthest_sample(
@@ -181,9 +181,9 @@ class Plan:
         if near is not None:
             self._expect("farthest_sample", "edges", near=near)
         if near is not None and not near.source == near.target == cloud:
-            raise ValueError(f"farthest_sample: {near} must be a search of {cloud} in itself, not {self.steps[near]}")
+            raise ValueError(f"farthest_sample: {near} is {self.steps[near]}. Give a search of {cloud} in itself.")
         if reject and near is None:
-            raise ValueError("farthest_sample: reject=True needs near, a search of the cloud in itself")
+            raise ValueError("farthest_sample: reject=True needs near. Give a search of the cloud in itself.")
         inputs = (cloud,) if near is None else (cloud, near)
         size = size if isinstance(size, (int, float)) else tuple(map(int, size))
         settings: tuple[tuple[str, Any], ...] = (("size", size), ("start", check_start(start)))
@@ -217,7 +217,7 @@ class Plan:
         """
         self._expect("voxels", "cloud", cloud=cloud)
         if cloud.dim > 4:
-            raise ValueError(f"voxels: clouds of 1 to 4 dimensions, but {cloud} has {cloud.dim}")
+            raise ValueError(f"voxels: {cloud} has {cloud.dim} dimensions. Use a cloud of 1 to 4.")
         settings: tuple[tuple[str, Any], ...] = (("side", check_cell(side, keep)), ("keep", keep))
         settings += (("rows", tuple(sorted(rows.items()))),) if rows else ()
         return self._cloud(Step("voxels", (cloud,), settings), cloud.dim, side=float(side))
@@ -349,10 +349,10 @@ class Plan:
         The last example is one more than was given, a point that takes what is left. What does not fit is refused.
         """
         if [step.op for step in self.steps.values() if not step.inputs] != ["points"]:
-            raise TypeError("fixed: shapes are fixed for one cloud of points, not for events or several inputs")
+            raise TypeError("fixed: the plan has events or several inputs. Use a plan of one cloud of points.")
         cloud = Cloud.of(x)
         if not len(cloud):
-            raise ValueError("fixed: there is no point")
+            raise ValueError("fixed: the cloud has no points. Give one or more.")
         spare = cloud[:1].examples[int(cloud.sizes.nonzero()[0])]
         return fixed(collate([self(cloud), self(spare)]), like)
 
@@ -365,7 +365,7 @@ class Plan:
         if torch._C._are_functorch_transforms_active() and not is_forced("reference"):
             from gridless.ops.operator import REMEDY
 
-            raise NotImplementedError(f"a plan takes no part in torch.func's transforms: {REMEDY}")
+            raise NotImplementedError(f"a plan does not support torch.func. {REMEDY}")
         memory, after = memory or {}, {}
         values: dict[str, Any] = {}
         chain, on_gpu = self._lines_at_once(), None
@@ -459,7 +459,7 @@ class Plan:
         reach: dict[str, float] = {}
         for name, step in self.steps.items():
             if step.op in _ENDLESS:
-                raise ValueError(f"reach: {name} = {step} has none: {_ENDLESS[step.op]}")
+                raise ValueError(f"reach: {name} = {step} has no reach. {_ENDLESS[step.op]}")
             own = 0.0 if step.op in _SAME_SPAN else self._span(name)
             reach[name] = max((reach[i] for i in step.inputs), default=0.0) + own
         return max(reach.values(), default=0.0) + sum(self._span(name) for name in layers)
@@ -504,28 +504,28 @@ class Plan:
             if not isinstance(name, Name):
                 raise TypeError(f"{what}: {role} must be a name that this plan returned, not {name!r}")
             if name.plan != self._key:
-                raise ValueError(f"{what}: {role} {name!r} is not a line of this plan, but of another one")
+                raise ValueError(f"{what}: {role} {name!r} is of another plan. Pass a name that this plan returned.")
             if name.kind != kind:
                 remedy = " Join events by causal." if name.kind == "events" else ""
                 wanted, actual = _KINDS[kind], _KINDS[name.kind]
-                raise TypeError(f"{what}: {role} must be the name of {wanted}, but {name} is that of {actual}.{remedy}")
+                raise TypeError(f"{what}: {role} {name} is the name of {actual}. Pass the name of {wanted}.{remedy}")
 
     def _input(self, op: str, setting: tuple[str, Any], name: str | None) -> Step:
         others = [dict(step.settings).get("name") for step in self.steps.values() if not step.inputs]
         if others and (name is None or None in others):
             raise ValueError(
-                f'{op}: this plan has an input already. Give every one a name, plan.{op}(..., name="scan"), and call '
+                f'{op}: this plan has an input already. Name each input, plan.{op}(..., name="scan"), and call '
                 'plan({"scan": a, "queries": b}).'
             )
         if name in others:
-            raise ValueError(f"{op}: this plan has an input {name!r} already")
+            raise ValueError(f"{op}: this plan has an input {name!r} already. Choose another name.")
         return Step(op, (), (setting, *((("name", name),) if name is not None else ())))
 
     def _expect_voxels(self, what: str, **names: Any) -> None:
         self._expect(what, "cloud", **names)
         for role, name in names.items():
             if name.side is None:
-                raise TypeError(f"{what}: {role} must be the name of voxels, as of plan.voxels(cloud, 0.1), not {name}")
+                raise TypeError(f"{what}: {role} {name} is no name of voxels. Pass one of plan.voxels(cloud, 0.1).")
 
     def _cloud(self, step: Step, dim: int, side: float | None = None) -> Name:
         count = sum(name.startswith("X") for name in self.steps)
@@ -537,7 +537,9 @@ class Plan:
 
     def _edges(self, step: Step, source: Name, target: Name, radius: float | None) -> Name:
         if source.dim != target.dim:
-            raise ValueError(f"{step.op}: {source} has {source.dim} dimensions, {target} has {target.dim}")
+            raise ValueError(
+                f"{step.op}: {source} has {source.dim} dimensions, {target} has {target.dim}. Use the same for both."
+            )
         between = "" if len(source) == len(target) == 2 else "_"
         text = f"N{source[1:]}{between}{target[1:]}"
         facts = {"kind": "edges", "source": source, "target": target, "dim": source.dim, "radius": radius}
@@ -545,7 +547,9 @@ class Plan:
 
     def _taps(self, step: Step, source: Name, target: Name, count: int) -> Name:
         if source.dim != target.dim:
-            raise ValueError(f"{step.op}: {source} has {source.dim} dimensions, {target} has {target.dim}")
+            raise ValueError(
+                f"{step.op}: {source} has {source.dim} dimensions, {target} has {target.dim}. Use the same for both."
+            )
         facts = {"kind": "taps", "source": source, "target": target, "dim": source.dim, "num_taps": count}
         return self._add(f"T{source[1:]}{target[1:]}", step, facts)
 
@@ -594,23 +598,23 @@ def _points(x: Any, dim: int) -> Cloud:
         _check_points(x, dim)
         cloud = _single(Cloud.of(x), x)
     if cloud.dim != dim:
-        raise ValueError(f"this plan is for points of {dim} dimensions, not {cloud.dim}")
+        raise ValueError(f"this plan is for points of {dim} dimensions, not {cloud.dim}. Use plan.points({cloud.dim}).")
     return cloud
 
 
 def _refuse_geometry(x: Any) -> None:
     if isinstance(x, Geometry):
-        raise TypeError("this is a Geometry already. Give it to the network as it is.")
+        raise TypeError("the input is a Geometry already. Pass it to the network.")
 
 
 def _check_points(x: Any, dim: int) -> None:
     _refuse_geometry(x)
     if isinstance(x, Events):
-        raise TypeError("this plan begins with points, but it was called with Events")
+        raise TypeError("this plan begins with points, not with Events. Pass points.")
     if x is None or isinstance(x, str | bytes | PurePath):
         raise TypeError(
-            f"this plan begins with points. Call it with an (S, {dim}) tensor or array, a list of them, or a Cloud, "
-            f"not with {x!r}; a file is read with gl.read_cloud(path)."
+            f"this plan begins with points, not with {x!r}. Pass an (S, {dim}) tensor or array, a list of them, or a "
+            "Cloud; for a file gl.read_cloud(path)."
         )
 
 
@@ -633,14 +637,16 @@ def _single(cloud: Cloud, x: Any) -> Cloud:
 def _events(x: Any, sensor: tuple[int, int]) -> Events:
     _refuse_geometry(x)
     if isinstance(x, Cloud):
-        raise TypeError("this plan begins with events, but it was called with a Cloud")
+        raise TypeError("this plan begins with events, not with a Cloud. Pass events.")
     if x is None or isinstance(x, str | bytes | PurePath):
         raise TypeError(
-            f"this plan begins with events. Call it with Events or an array of fields x, y, t and p, not with {x!r}; a "
-            "file is read with gl.read_events(path)."
+            f"this plan begins with events, not with {x!r}. Pass Events or an array of fields x, y, t and p; for a "
+            "file gl.read_events(path)."
         )
     if isinstance(x, Events) and x.sensor != sensor:
-        raise ValueError(f"this plan is for a sensor of {sensor}, but these events have one of {x.sensor}")
+        raise ValueError(
+            f"this plan is for the sensor {sensor}, but the events have {x.sensor}. Crop or pool the events."
+        )
     return x if isinstance(x, Events) else Events.of(x, sensor=sensor)
 
 
@@ -696,12 +702,12 @@ _RUN: dict[str, Callable[..., Any]] = {
 
 # Lines that a part of a scene cannot give as the whole does, and why.
 _ENDLESS = {
-    "farthest_sample": "each of its points depends on all others of the scene: sample by rejection",
-    "random_sample": "which of its points are kept depends on all others of the scene: sample by rejection",
-    "grid_sample": "cells of a scene are chosen as it is cut: tiles(..., grid=...)",
-    "voxels": "cells of a scene are chosen as it is cut: tiles(..., grid=...)",
-    "nearest": "the nearest points may be anywhere: search a ball",
-    "events": "distances are between points, and this plan is for events",
+    "farthest_sample": "Each point depends on the whole scene. Use a rejection sample.",
+    "random_sample": "Each point depends on the whole scene. Use a rejection sample.",
+    "grid_sample": "The cells are chosen when the scene is cut. Use tiles(..., grid=...).",
+    "voxels": "The cells are chosen when the scene is cut. Use tiles(..., grid=...).",
+    "nearest": "The nearest points may be anywhere. Use a ball search.",
+    "events": "Events have no distances. Use a plan of points.",
 }
 
 # Lines that reach as far as the edges they are made from.

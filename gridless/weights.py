@@ -47,10 +47,10 @@ def save(
     from gridless.models import task_of
 
     if not isinstance(model, nn.Module):
-        remedy = "give the network, then the path: gl.save(model, path)"
-        raise TypeError(f"save: {remedy}, not {type(model).__name__} first")
+        remedy = "Call gl.save(model, path)."
+        raise TypeError(f"save: the first argument is a {type(model).__name__}, not a network. {remedy}")
     if bits not in (16, 32):
-        raise ValueError(f"save: weights are stored with 16 or 32 bits, not {bits}")
+        raise ValueError(f"save: bits is {bits}. Give 16 or 32.")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     path, config = _stem(path), _config(model, arguments)
     task_id = about.pop("task", None) or task_of(config)
@@ -58,11 +58,11 @@ def save(
     classes = config.get("arguments", config).get("classes") if task is None else task.classes(config)
     if (names := about.get("class_names")) is not None:
         if isinstance(names, str):
-            raise TypeError(f"save: class_names: one name, {names!r}: give a list, [{names!r}, ...]")
+            raise TypeError(f"save: class_names is one name, {names!r}. Give a list, [{names!r}, ...].")
         names = about["class_names"] = [str(name) for name in names]
         if isinstance(classes, int) and len(names) > classes:
-            problem = f"{len(names)} class_names, and the network has {classes} classes"
-            raise ValueError(f"save: {problem}: give one for each")
+            problem = f"class_names has {len(names)} names, but the network has {classes} classes"
+            raise ValueError(f"save: {problem}. Give one for each.")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if bits == 16:
         tensors = {name: _halved(name, tensor) for name, tensor in tensors.items()}
@@ -129,17 +129,17 @@ def class_names(model: Any, classes: int) -> list[str]:
 def _classes(classes: Any) -> tuple[int, list[str]]:
     """The number of classes, and their names, empty if only a number is given."""
     if isinstance(classes, str):
-        raise TypeError(f"load: classes: one name, {classes!r}: give a list, [{classes!r}, ...], or how many there are")
+        raise TypeError(f"load: classes is one name, {classes!r}. Give a list, [{classes!r}, ...], or a number.")
     names: list[Any] = list(classes) if isinstance(classes, Iterable) else []
     number = isinstance(classes, int) and not isinstance(classes, bool)
     if not (number or isinstance(classes, Iterable)) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"load: classes: give how many there are, or a list of their names, not {classes!r}")
+        raise TypeError(f"load: classes is {classes!r}. Give a number, or a list of names.")
     count = classes if isinstance(classes, int) else len(names)
     if count < 1:
-        raise ValueError(f"load: classes: there must be at least 1, not {count}")
+        raise ValueError(f"load: classes is {count}. Give at least 1.")
     for i, name in enumerate(names):
         if name in names[:i]:
-            raise ValueError(f"load: classes: {name!r} is there twice: give each a name of its own")
+            raise ValueError(f"load: classes has {name!r} twice. Give each class its own name.")
     return count, names
 
 
@@ -151,27 +151,27 @@ def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any
     own = NETWORKS.get(kind.__name__) is not kind
     saved: Any = getattr(model, "config", {})
     if not own:
-        config, remedy = saved, "for other classes use gl.load(NAME, classes=N)"
+        config, remedy = saved, "For other classes use gl.load(NAME, classes=N)."
     else:
         name = f"{kind.__module__}:{kind.__name__}"
         if arguments is None and isinstance(saved, dict) and saved.get("model") == name:
             arguments = saved["arguments"]
         config = {"model": name, "arguments": arguments or {}}
-        remedy = "give the arguments of its constructor, gl.save(model, path, arguments={...})"
+        remedy = "Give the arguments of its constructor: gl.save(model, path, arguments={...})."
     try:
         plain = json.loads(json.dumps(config))
         # Keep the random state of the caller.
         with torch.random.fork_rng(devices=[]):
             again = _make(plain, kind if own else None, kind.__name__)
     except Exception as error:
-        raise TypeError(f"save: {kind.__name__} cannot be made again: {error}: {remedy}") from None
+        raise TypeError(f"save: {kind.__name__} cannot be rebuilt: {error}. {remedy}") from None
     difference = _misfit(again, model.state_dict())
     plans = [getattr(network, "plan", None) for network in (model, again)]
     # Compare `text`, which has all digits: a printed plan rounds.
     if difference is None and len({getattr(plan, "text", str(plan)) for plan in plans}) > 1:
-        difference = "its plan is another"
+        difference = "its plan differs"
     if difference is not None:
-        raise ValueError(f"save: its config makes another {kind.__name__}: {difference}: {remedy}")
+        raise ValueError(f"save: the config makes another {kind.__name__}: {difference}. {remedy}")
     return config
 
 
@@ -183,7 +183,7 @@ def _make(config: dict[str, Any], model: Callable[..., nn.Module] | None, name: 
     if model is not None:
         return model(**config["arguments"] if own else {k: v for k, v in config.items() if k != "model"})
     if own:
-        raise ValueError(f"{name} is of the class {config['model']}, which gridless does not have: pass it, model=...")
+        raise ValueError(f"{name} has the class {config['model']}, which gridless does not have. Pass model=...")
     return build(config)
 
 
@@ -201,7 +201,7 @@ def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path:
             finally:
                 hook.remove()
     except (RuntimeError, OverflowError) as error:
-        raise ValueError(f"{path}: the config beside it makes no network: {error}") from None
+        raise ValueError(f"{path}: its config makes no network. {error}") from None
 
 
 class _Bound(TorchFunctionMode):
@@ -230,8 +230,8 @@ class _Bound(TorchFunctionMode):
 
     def check(self, numbers: int) -> None:
         if numbers > 2 * self.numbers + 2**20:
-            problem = f"the config beside it asks for far more than its {self.numbers} numbers"
-            raise ValueError(f"{self.path} is of another network: {problem}")
+            problem = f"it has {self.numbers} numbers, far fewer than its config needs"
+            raise ValueError(f"{self.path}: weights of another network. {problem}")
 
 
 def _with_classes(about: dict[str, Any], count: int, name: str | Path) -> dict[str, Any]:
@@ -242,7 +242,7 @@ def _with_classes(about: dict[str, Any], count: int, name: str | Path) -> dict[s
     task = task_name(config, task=about.get("task"))
     other = find(task if task in TASKS else task_name(config)).with_classes(config, count)
     if other is None:
-        raise ValueError(f"{name}: a {config['model']} has no number of classes to change")
+        raise ValueError(f"{name}: {config['model']} has no number of classes. Leave classes out.")
     return other
 
 
@@ -258,21 +258,23 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
         if str(name) not in available():
             shipped = ", ".join(available()) or "none in this installation"
             raise ValueError(
-                f"no weights named {str(name)!r}: shipped are {shipped}; or give the path of a .safetensors"
+                f"unknown weights {str(name)!r}. Choose from {shipped}, or give the path of a .safetensors file."
             )
         path = SHIPPED / str(name)
     weights, description = (path.with_name(path.name + suffix) for suffix in (".safetensors", ".json"))
     for file in (weights, description):
         if not file.is_file():
             if (Path(name) / "weights.safetensors").is_file():
-                raise FileNotFoundError(f"{name} is the folder of a run: its weights are {Path(name) / 'weights'}")
-            raise FileNotFoundError(f"{file} is missing: weights are a .safetensors and a .json file of the same name")
+                raise FileNotFoundError(f"{name} is the folder of a run. Give its weights, {Path(name) / 'weights'}.")
+            raise FileNotFoundError(
+                f"{file} is missing. Weights need a .safetensors and a .json file of the same name."
+            )
     try:
         about = json.loads(description.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{description} is not JSON: {error}") from None
+        raise ValueError(f"{description} is not JSON ({error}). Correct the file.") from None
     if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
-        raise ValueError(f"{description} does not say which model the weights belong to")
+        raise ValueError(f"{description} does not name the model of the weights. Save them with gl.save.")
     about = {name: value for name, value in about.items() if value is not None}
     _check_about(about, description)
     return weights, about
@@ -291,7 +293,7 @@ def _check_about(about: dict[str, Any], file: Path) -> None:
     from gridless.models import task_of
 
     if not isinstance(about["model"].get("model"), str):
-        raise ValueError(f'{file}: `model` does not name a network: weights belong to one, "model": NAME')
+        raise ValueError(f'{file}: `model` names no network. Add "model": NAME.')
     if not isinstance(about["model"].get("arguments", {}), dict):
         raise ValueError(f"{file}: `model.arguments` must be a mapping, not {about['model']['arguments']!r}")
     for name, (kind, content) in _SHAPES.items():
@@ -304,7 +306,7 @@ def _check_about(about: dict[str, Any], file: Path) -> None:
     task, expected = about.get("task"), task_of(about["model"])
     if task in TASKS and expected is not None and task != expected:
         network = about["model"]["model"]
-        raise ValueError(f"{file}: `task` is {task!r}, and a {network} is for {expected!r}: correct the file")
+        raise ValueError(f"{file}: `task` is {task!r}, but {network} needs {expected!r}. Correct the file.")
     options = about.get("recipe", {}).get("data_options", {})
     if not isinstance(options, dict):
         raise ValueError(f"{file}: `recipe.data_options` must be a mapping, not {options!r}")
@@ -329,7 +331,9 @@ def _fill(
     wanted = {k: t for k, t in model.state_dict().items() if k not in without}
     fitting = {k: t for k, t in tensors.items() if k in wanted and _fits(t, wanted[k])}
     if not fitting:
-        raise ValueError(f"nothing of the weights {str(name)!r} fits this {type(model).__name__}, by name and shape")
+        raise ValueError(
+            f"no tensor of the weights {str(name)!r} fits {type(model).__name__} by name and shape. Give other weights."
+        )
     model.load_state_dict(fitting, strict=False)
     return list(fitting)
 
@@ -341,7 +345,7 @@ def _tensors(path: str | Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
+        raise ValueError(f"{path} cannot be read as safetensors ({error}). Download or save it again.") from None
 
 
 def check_fit(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
@@ -357,7 +361,7 @@ def _misfit(model: nn.Module, tensors: dict[str, torch.Tensor]) -> str | None:
     wanted = model.state_dict()
     for name, tensor in wanted.items():
         if name not in tensors:
-            return f"{kind} has {name!r}, the file has not"
+            return f"the file lacks {name!r} of {kind}"
         saved = tensors[name]
         if not _fits(saved, tensor):
             here, there = (t.dtype if saved.shape == tensor.shape else tuple(t.shape) for t in (tensor, saved))
@@ -377,7 +381,7 @@ def _halved(name: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     half = tensor.half()
     if not bool((half.isfinite() | ~tensor.isfinite()).all()):
-        raise ValueError(f"save: {name} has values beyond 65504, which 16 bits cannot hold: store it with 32")
+        raise ValueError(f"save: {name} has values beyond 65504, too large for 16 bits. Save with 32.")
     return half
 
 

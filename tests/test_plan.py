@@ -188,7 +188,7 @@ def test_symmetric_searches_are_marked():
 
 def test_the_wrong_input_is_refused():
     plan = paper()
-    with pytest.raises(ValueError, match="3 dimensions, not 2"):
+    with pytest.raises(ValueError, match=r"3 dimensions.* 2"):
         plan(torch.rand(5, 2))
     with pytest.raises(ValueError, match=r"\(S, D\)"):
         plan(torch.rand(5))
@@ -215,21 +215,21 @@ def test_lines_that_make_no_sense_are_refused():
     near = plan.ball(cloud, cloud, 0.5)
     coarse = plan.rejection_sample(near)
     down = plan.ball(cloud, coarse, 0.5)
-    with pytest.raises(ValueError, match="in itself"):
+    with pytest.raises(ValueError, match=r"rejection_sample: N01.*in itself"):
         plan.rejection_sample(down)
-    with pytest.raises(ValueError, match="search of X1 in itself"):
+    with pytest.raises(ValueError, match=r"farthest_sample: N00.*X1 in itself"):
         plan.farthest_sample(coarse, 5, near=near)
-    with pytest.raises(ValueError, match="needs near"):
+    with pytest.raises(ValueError, match=r"reject=True.*near"):
         plan.farthest_sample(cloud, 5, reject=True)
-    with pytest.raises(ValueError, match="k must be"):
+    with pytest.raises(ValueError, match=r"nearest: k.* 0"):
         plan.nearest(cloud, cloud, 0)
-    with pytest.raises(ValueError, match="points: this plan has an input"):
+    with pytest.raises(ValueError, match=r"points.*input"):
         plan.points(dim=2)
-    with pytest.raises(ValueError, match="1 to 8"):
+    with pytest.raises(ValueError, match=r"points: dim.* 9.*1 to 8"):
         gl.Plan().points(dim=9)
     other = gl.Plan()
     other.points()
-    with pytest.raises(ValueError, match="not a line of this plan"):
+    with pytest.raises(ValueError, match=r"'X0'.*another plan"):
         other.ball(cloud, coarse, 0.5)
 
 
@@ -237,16 +237,16 @@ def test_numbers_of_neighbours_and_samples_are_checked_where_they_are_written():
     plan = gl.Plan()
     cloud = plan.points()
     for limit in (0, -1, 2.5, True):
-        with pytest.raises(ValueError, match="ball: limit must be a whole number of at least 1, not"):
+        with pytest.raises(ValueError, match=f"ball: limit.*{limit}"):
             plan.ball(cloud, cloud, 0.5, limit=limit)
     for k in (0, 2.5, True, "3"):
-        with pytest.raises(ValueError, match="nearest: k must be a whole number of at least 1, not"):
+        with pytest.raises(ValueError, match=f"nearest: k.*{k}"):
             plan.nearest(cloud, cloud, k)
     for start in (-1, 0.5, True):
-        with pytest.raises(ValueError, match="farthest_sample: start must be a whole number of at least 0, not"):
+        with pytest.raises(ValueError, match=f"farthest_sample: start.*{start}"):
             plan.farthest_sample(cloud, 3, start=start)
     for size in (-3, 1.5, "5", True):
-        with pytest.raises((TypeError, ValueError), match=r"farthest_sample: (size|a fraction) must"):
+        with pytest.raises((TypeError, ValueError), match=f"farthest_sample: (size|a fraction).*{size}"):
             plan.farthest_sample(cloud, size)
     assert len(plan.steps) == 1
     assert plan.nearest(cloud, cloud, 4.0) == plan.nearest(cloud, cloud, 4)
@@ -262,7 +262,7 @@ def test_a_geometry_is_no_input_of_a_plan():
     events.events((8, 8))
     geometry = points(torch.rand(50, 3))
     for plan in (points, events):
-        with pytest.raises(TypeError, match="is a Geometry"):
+        with pytest.raises(TypeError, match="Geometry"):
             plan(geometry)
 
 
@@ -272,9 +272,7 @@ def test_a_plan_says_how_it_takes_part_in_transforms_of_functions():
     def spread(x):
         return plan(x)["X0"].coords.square().sum()
 
-    with pytest.raises(
-        NotImplementedError, match=r"a plan takes no part in torch.func's transforms: run under gl.use_ba"
-    ):
+    with pytest.raises(NotImplementedError, match=r"plan.*torch\.func.*gl\.use_backend"):
         torch.func.grad(spread)(x)
     with gl.use_backend("reference"):
         torch.testing.assert_close(torch.func.grad(spread)(x), 2 * x)
@@ -284,11 +282,11 @@ def test_a_name_belongs_to_its_plan_and_to_its_copies():
     plan, other = gl.Plan(), gl.Plan()
     cloud, same = plan.points(), other.points()
     assert cloud == same
-    with pytest.raises(ValueError, match="ball: source 'X0' is not a line of this plan, but of another one"):
+    with pytest.raises(ValueError, match=r"ball: source 'X0'.*another plan"):
         other.ball(cloud, same, 0.5)
-    with pytest.raises(ValueError, match="ball: target 'X0' is not a line of this plan"):
+    with pytest.raises(ValueError, match=r"ball: target 'X0'.*another plan"):
         other.ball(same, cloud, 0.5)
-    with pytest.raises(TypeError, match="nearest: source must be a name that this plan returned, not 'X0'"):
+    with pytest.raises(TypeError, match=r"nearest: source.*'X0'"):
         plan.nearest("X0", cloud, 3)
     again, name = copy.deepcopy((plan, cloud))
     assert again.ball(name, cloud, 0.5) == pickle.loads(pickle.dumps(plan)).ball(cloud, cloud, 0.5) == "N00"
@@ -311,7 +309,7 @@ def test_clouds_and_events_are_told_apart_where_a_line_is_written():
         lambda: plan.lif(cloud, decay_time=1, threshold=1, reset=-1),
         lambda: plan.causal(cloud, cloud),
     ):
-        with pytest.raises(TypeError, match="must be the name of"):
+        with pytest.raises(TypeError, match="the name of"):
             wrong()
     assert (len(plan.steps), len(stream.steps)) == (2, 2)
 
@@ -332,9 +330,9 @@ def test_the_sensor_kernel_and_stride_of_events_are_checked_where_they_are_writt
         lambda **more: plan.lif(events, decay_time=1, threshold=1, reset=-1, **more),
         lambda **more: plan.causal(events, events, **more),
     ):
-        with pytest.raises(ValueError, match="stride must be a whole number of pixels, 1 or more, not 0"):
+        with pytest.raises(ValueError, match=r"stride.* 0"):
             line(stride=0)
-        with pytest.raises(ValueError, match="kernel must be an odd number"):
+        with pytest.raises(ValueError, match=r"kernel.*odd"):
             line(kernel=4)
     assert len(plan.steps) == 1
 
@@ -353,9 +351,9 @@ def test_several_inputs_have_names():
     for wrong in (a, {"scan": a}, {"scan": a, "query": b}, {"scan": a, "queries": b, "more": a}):
         with pytest.raises(TypeError, match=r'plan\(\{"scan": ..., "queries": ...\}\)'):
             plan(wrong)
-    with pytest.raises(ValueError, match="has an input 'scan' already"):
+    with pytest.raises(ValueError, match="input 'scan'"):
         plan.points(3, name="scan")
-    with pytest.raises(ValueError, match="has an input"):
+    with pytest.raises(ValueError, match=r"points.*input.*plan\.points"):
         plan.points(3)
     assert plan.digest != gl.Plan().digest
 
@@ -364,7 +362,7 @@ def test_several_inputs_have_names():
 def test_a_radius_that_is_no_number_is_refused_where_it_is_written(radius):
     plan = gl.Plan()
     cloud = plan.points(dim=3)
-    with pytest.raises(TypeError, match=r"ball: radius must be a number, such as 0.1"):
+    with pytest.raises(TypeError, match=r"ball: radius.*number"):
         plan.ball(cloud, cloud, radius)
 
 
@@ -373,9 +371,9 @@ def test_a_plan_called_with_no_data_says_what_it_takes(x):
     points, events = gl.Plan(), gl.Plan()
     points.points(dim=3)
     events.events((8, 8))
-    with pytest.raises(TypeError, match=r"\(S, 3\) tensor .* not with .*gl.read_cloud\(path\)"):
+    with pytest.raises(TypeError, match=r"\(S, 3\).*gl\.read_cloud\(path\)"):
         points(x)
-    with pytest.raises(TypeError, match=r"Events .* not with .*gl.read_events\(path\)"):
+    with pytest.raises(TypeError, match=r"Events.*gl\.read_events\(path\)"):
         events(x)
 
 
@@ -394,9 +392,9 @@ def test_reach_adds_up_the_radii_that_a_result_depends_on():
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (lambda plan, cloud: plan.farthest_sample(cloud, 5), "X1 = farthest_sample.* depends on all others"),
-        (lambda plan, cloud: plan.nearest(cloud, cloud, 5), "N00 = nearest.* may be anywhere"),
-        (lambda plan, cloud: plan.grid_sample(cloud, 0.3), "X1 = grid_sample.* has none: cells .* as it is cut"),
+        (lambda plan, cloud: plan.farthest_sample(cloud, 5), "X1 = farthest_sample.*rejection"),
+        (lambda plan, cloud: plan.nearest(cloud, cloud, 5), "N00 = nearest.*ball"),
+        (lambda plan, cloud: plan.grid_sample(cloud, 0.3), "X1 = grid_sample.*cells"),
     ],
 )
 def test_reach_refuses_what_parts_of_a_scene_cannot_give_by_name(line, reason):
@@ -412,19 +410,19 @@ def test_float64_arrays_are_used_as_float32_with_a_word_and_tensors_are_not():
     x = np.random.default_rng(0).random((20, 3))
     table = dict(zip("xyz", x.T, strict=True)) | {"label": np.arange(20)}
     for held in (x, [x, x], x[None], table):
-        with pytest.warns(UserWarning, match="float64 coordinates are used as float32") as said:
+        with pytest.warns(UserWarning, match="float64.*float32") as said:
             cloud = plan(held)["X0"]
         assert said[0].filename == __file__
         assert cloud.coords.dtype == torch.float32
         assert torch.equal(cloud.coords[:20], torch.from_numpy(x).float())
-    with pytest.warns(UserWarning, match="float64 coordinates are used as float32"):
+    with pytest.warns(UserWarning, match="float64.*float32"):
         assert plan(table)["X0"].rows["label"].tolist() == list(range(20))
     assert plan(torch.from_numpy(x))["X0"].coords.dtype == torch.float64
     # Metres far from the origin need all their digits.
     assert plan(x + 5_000_000)["X0"].coords.dtype == torch.float64
     assert plan([x, x + 5_000_000])["X0"].coords.dtype == torch.float64
     trimesh = pytest.importorskip("trimesh")
-    with pytest.warns(UserWarning, match="float64 coordinates are used as float32"):
+    with pytest.warns(UserWarning, match="float64.*float32"):
         assert plan(trimesh.PointCloud(x))["X0"].coords.dtype == torch.float32
 
 

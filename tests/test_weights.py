@@ -22,15 +22,15 @@ def saved(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("recipe", "modelnet40-large", "`recipe` must be a mapping, not 'modelnet40-large'"),
-        ("recipe", {"data_options": [1]}, r"`recipe.data_options` must be a mapping, not \[1\]"),
-        ("class_names", "ab", "`class_names` must be a list, not 'ab'"),
-        ("class_names", ["a", 2], "`class_names` must hold text, not 2"),
-        ("values", [0, "x"], "`values` must hold whole numbers, not 'x'"),
-        ("task", 3, "`task` must be text, not 3"),
-        ("task", "recordings", "`task` is 'recordings', and a PointResNet is for 'classify'"),
-        ("model", {"classes": 2}, "`model` does not name a network"),
-        ("model", {"model": "mine:Net", "arguments": [2]}, r"`model.arguments` must be a mapping, not \[2\]"),
+        ("recipe", "modelnet40-large", "`recipe`.*mapping.*'modelnet40-large'"),
+        ("recipe", {"data_options": [1]}, r"`recipe\.data_options`.*mapping.*\[1\]"),
+        ("class_names", "ab", "`class_names`.*list.*'ab'"),
+        ("class_names", ["a", 2], "`class_names`.*text.*2"),
+        ("values", [0, "x"], "`values`.*whole.*'x'"),
+        ("task", 3, "`task`.*text.*3"),
+        ("task", "recordings", "`task`.*'recordings'.*PointResNet.*'classify'"),
+        ("model", {"classes": 2}, "`model`.*NAME"),
+        ("model", {"model": "mine:Net", "arguments": [2]}, r"`model\.arguments`.*mapping.*\[2\]"),
     ],
 )
 @pytest.mark.parametrize("classes", [None, 2])
@@ -43,7 +43,7 @@ def test_entries_of_other_types_are_refused_by_name(saved: Path, name: str, valu
 
 def test_json_of_any_depth_is_refused_in_words(saved: Path):
     saved.with_suffix(".json").write_text("[" * 100_000)
-    with pytest.raises(ValueError, match="is not JSON"):
+    with pytest.raises(ValueError, match=r"net\.json.*JSON"):
         gl.load(saved)
 
 

@@ -50,7 +50,7 @@ def compile_kernels(
         jobs["points"].insert(1, ("searches in 64 bits, as of LAS files", partial(searches, 3, torch.float64)))
     for name in what or ():
         if name not in jobs:
-            raise ValueError(f"no kernels {name!r}: there are {', '.join(jobs)}")
+            raise ValueError(f"unknown kernels {name!r}. Choose from {', '.join(jobs)}.")
     began = time.perf_counter()
     for description, job in track([job for name in what or jobs for job in jobs[name]], "compile"):
         at = time.perf_counter()

@@ -87,7 +87,7 @@ def demo(
     """Train two small networks on generated data, run one live, and write OUT/report.html."""
     missing = [name for name in ("lightning", "tensorboard", "matplotlib") if find_spec(name) is None]
     if missing:
-        raise ImportError(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+        raise ImportError(f"the demo needs {' and '.join(missing)}. Run: pip install {' '.join(missing)}")
     console = Console(stderr=True)
     began = time.perf_counter()
     _claim(out)
@@ -118,9 +118,9 @@ def _claim(out: Path) -> None:
     """Make the folder, or take that of an earlier demo; no other, as the demo replaces what is in it."""
     sign = out / ".demo"
     if out.exists() and not out.is_dir():
-        raise NotADirectoryError(f"{out} is a file, and the demo needs a folder: choose another (--out)")
+        raise NotADirectoryError(f"--out {out} is a file. Choose a folder.")
     if out.is_dir() and any(out.iterdir()) and not (sign.exists() or (out / "report.html").exists()):
-        raise FileExistsError(f"{out} holds other files, which the demo would replace: choose another folder (--out)")
+        raise FileExistsError(f"--out {out} holds other files. Choose an empty or new folder.")
     out.mkdir(parents=True, exist_ok=True)
     sign.touch()
 

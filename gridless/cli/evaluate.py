@@ -54,7 +54,7 @@ def evaluate(
     recipe = Recipe.from_dict({"model": model.config, **model.about.get("recipe", {})})
     listed = held_out_list(Path(weights).parent) if recipe.data == "folder" else None
     if listed is not None and data is not None and split in ("fit", "validation"):
-        check_held_out_list(listed, data, "bring them back, or give the folder that the run had (--data)")
+        check_held_out_list(listed, data, "Restore them, or give the folder of the run (--data).")
     counts = points or [recipe.points]
     largest = recipe.changed(points=max(counts)) if points else recipe
     (loaded,) = load_splits(kind, largest, data, [split], Storage(keep, cache), listed, model.about)

@@ -35,9 +35,9 @@ def export(
     from gridless.weights import load
 
     if out is None and web is None:
-        raise ValueError("say where to write: --out DIR for C, --web DIR for a page")
+        raise ValueError("the output folder is missing. Give --out DIR for C, or --web DIR for a page.")
     if check and out is None:
-        raise ValueError("--check checks the C: say where to write it with --out DIR")
+        raise ValueError("--check needs the C files. Give --out DIR.")
     model = load(weights)
     if web is not None:
         from gridless.live.export.page import web as page

@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
         # A KeyError shows its text in quotation marks.
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
         if isinstance(error, ModuleNotFoundError) and error.name:
-            text += f": pip install {error.name.partition('.')[0]}"
+            text += f". Run: pip install {error.name.partition('.')[0]}"
         from gridless.cli.options import in_options
 
         say(f"gridless {name}", in_options(text, name))

@@ -50,10 +50,10 @@ def assignment(text: str) -> tuple[str, Any]:
     """The name and the value of `--set NAME=VALUE`."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"--set takes NAME=VALUE, such as epochs=10 or augment.shift=0.1, not {text!r}")
+        raise ValueError(f"--set {text!r} has no value. Give NAME=VALUE, such as epochs=10 or augment.shift=0.1.")
     from gridless.training.recipe import read_yaml
 
-    return name.strip().replace(".", "__"), read_yaml(value, f"--set {text}:")
+    return name.strip().replace(".", "__"), read_yaml(value, f"--set {text}")
 
 
 def weights_of(name: str, device: str, task: str | None) -> tuple[Any, Any]:
@@ -97,9 +97,9 @@ def check_held_out_list(listed: Path, data: Path, remedy: str) -> None:
     names = [name for name in listed.read_text("utf-8").split("\n") if name]
     missing = [name for name in names if not (data / name).is_file()]
     if data.is_dir() and (missing or not names):
-        problem = f"{len(missing)} of the {len(names)} files that it lists are not there"
+        problem = f"{data} lacks {len(missing)} of its {len(names)} files"
         problem += f", such as {missing[0]}" if missing else ""
-        raise ValueError(f"{listed}, what a run there held out, does not fit {data}: {problem}: {remedy}")
+        raise ValueError(f"{listed} (held-out files): {problem}. {remedy}")
 
 
 def pick_device(name: str) -> torch.device:
@@ -108,5 +108,5 @@ def pick_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, colon, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
-        raise ValueError(f"--device is cuda, cpu or auto, not {name!r}")
+        raise ValueError(f"--device is {name!r}. Give cuda, cpu or auto.")
     return existing(name)

@@ -71,7 +71,7 @@ def predict(
     from gridless.kernels.memory import one_heap
 
     if tile is not None and not 0 < tile < math.inf:
-        raise ValueError(f"--tile must be a length above 0, in the units of the points, not {tile:g}")
+        raise ValueError(f"--tile is {tile:g}. Give a length above 0, in the units of the points.")
     one_heap()
     model, kind = weights_of(weights, device, task)
     options: dict[str, Any] = {
@@ -103,7 +103,9 @@ def predict(
         subject = "the best class has only" if len(files) == 1 else f"{len(doubtful)} of {len(files)} files have under"
         say("gridless predict", f"{subject} {min(doubtful) if len(files) == 1 else DOUBTFUL:.0%}: {hints}")
     if failures:
-        raise ValueError(f"{len(failures)} of {len(files)} files have no answer, see above") from failures[0]
+        raise ValueError(f"{len(failures)} of {len(files)} files have no answer. The errors are above.") from failures[
+            0
+        ]
 
 
 def doubts(task: Any, model: Any, options: Mapping[str, Any]) -> str:

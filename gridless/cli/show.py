@@ -40,7 +40,7 @@ def show(
     class_names: Any = None if names is None else [name.strip() for name in names.split(",")]
     target = out or file.with_suffix(".png")
     if out is None and video is None and target.exists() and MARK.encode() not in target.read_bytes()[:200]:
-        raise ValueError(f"{target} is there, and no picture of {file}: give --out, with this name to replace it")
+        raise ValueError(f"{target} exists and is no picture of gridless. Give --out (with this name to replace it).")
     if model is not None:
         (drawing, class_names), colour = _with_parts(model, file, category, up), "part"
     else:
@@ -75,7 +75,7 @@ def _draw(
         counts = {name: len(value) for name, value in counted.items() if value is not None}
         return gl.show(drawing, sample=samples, edges=edges, **options), counts
     if sample is not None or ball is not None:
-        raise ValueError("--sample and --ball are for clouds, not for meshes or recordings of events")
+        raise ValueError("--sample and --ball need a cloud, not a mesh or a recording. Leave them out.")
     if isinstance(drawing, gl.Events):
         return gl.show(drawing, **options), {"events": len(drawing), "sensor": list(drawing.sensor)}
     return gl.show(drawing, **options), {"triangles": len(drawing.corners)}
@@ -91,7 +91,7 @@ def _with_parts(weights: str, file: Path, category: str | None, up: str) -> tupl
     network = gl.load(weights)
     task, options = task_of(network), {"up": up} | ({"category": category} if category else {})
     if "--category" not in task.options["predict"]:
-        raise ValueError(f"--model {weights} is {task.network}: give one that finds parts, such as shapenetpart")
+        raise ValueError(f"--model {weights} is {task.network}. Give a network for parts, such as shapenetpart.")
     with TemporaryDirectory() as folder:
         answer = task.predict(network, file, {**options, "out": Path(folder)})
         cloud, parts = gl.read_cloud(answer.record["written"]), list(answer.record[task.records])

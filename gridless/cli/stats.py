@@ -37,7 +37,7 @@ def stats(
     each target. Examples are not augmented. Event networks are counted with the paper's window of 4 decay times.
     """
     if out is not None and out.suffix not in CHARTS:
-        raise ValueError(f"--out {out}: a chart is {', '.join(CHARTS)}. Give one of these names.")
+        raise ValueError(f"--out {out}: unsupported chart format. Use {', '.join(CHARTS)}.")
     result = collect(recipe, data, split, limit, changes)
     if out is not None:
         from gridless.pictures.figures import levels

@@ -97,7 +97,7 @@ def train(
         kind.check_recipe(chosen)
     listed = held_out_list(out)
     if listed is not None and chosen.data == "folder" and data is not None:
-        check_held_out_list(listed, data, "remove it, or choose another folder (--out)")
+        check_held_out_list(listed, data, "Remove the list, or choose another folder (--out).")
     splits = ["train"] if all_data else ["fit", "validation"]
     learn, *held = load_splits(kind, chosen, data, splits, Storage(keep, cache), listed)
     learn, valid = limited(learn, limit), held[0] if held else None
@@ -140,5 +140,5 @@ def naming(out: Path) -> Iterator[None]:
         if full(error) is None or error.strerror != os.strerror(error.errno or 0):
             raise
         has_checkpoint = (out / "checkpoints" / "last.ckpt").is_file()
-        remedy = "go on from the last checkpoint with --resume" if has_checkpoint else "start again"
-        raise OSError(error.errno, f"{full(error)} while writing {out}: make room and {remedy}") from error
+        remedy = "continue with --resume" if has_checkpoint else "start again"
+        raise OSError(error.errno, f"{full(error)} while writing {out}. Free some space and {remedy}.") from error

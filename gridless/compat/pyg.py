@@ -24,7 +24,7 @@ def enable() -> None:
         typing: Any = import_module("torch_geometric.typing")
         import_module("torch_geometric.nn")
     except ImportError as error:
-        raise ImportError("gl.pyg.enable() is for PyG, which is not here: pip install torch-geometric") from error
+        raise ImportError("gl.pyg.enable: PyG is not installed. Run pip install torch-geometric.") from error
     sys.modules.setdefault("torch_cluster", torch_cluster)
     # PyG 2.8 and later call operators of pyg-lib.
     operators: dict[str, Any] = {

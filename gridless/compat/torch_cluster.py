@@ -165,9 +165,7 @@ def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Te
     """The number (N) of the voxel of each point of `pos`: voxels of `size` (D) from `start` to `end`, x the fastest."""
     pos = pos.reshape(len(pos), math.prod(pos.shape[1:]))
     if size.numel() != pos.shape[1]:
-        raise ValueError(
-            f"grid_cluster: size must have {pos.shape[1]} entries, one for each dimension, not {size.numel()}"
-        )
+        raise ValueError(f"grid_cluster: size has {size.numel()} entries. Give {pos.shape[1]}, one per dimension.")
     if not len(pos):
         return pos.new_zeros(0, dtype=torch.int64)
     start = pos.amin(0) if start is None else start
@@ -252,7 +250,7 @@ def fps_by_splits(src: Tensor, splits: Tensor, ratio: float | Tensor, random_sta
     counts = splits.diff()
     share = torch.as_tensor(ratio, dtype=torch.float32, device=x.device)
     if not bool(((share > 0) & (share <= 1)).all()):
-        raise ValueError(f"fps: ratio must be above 0 and at most 1, not {ratio}")
+        raise ValueError(f"fps: ratio is {ratio}. Give more than 0 and at most 1.")
     sizes = torch.minimum((counts * share).ceil().long(), counts)
     # Every example begins with its first point, so that another one that is to be first takes its place.
     order = torch.arange(len(x), device=x.device)
@@ -358,7 +356,7 @@ def _points(what: str, x: Tensor, y: Tensor, splits_x: Tensor | None, splits_y: 
     """x and y as (points, dimensions) of one real type, and the splits of equally many examples."""
     x, y = (v.reshape(len(v), math.prod(v.shape[1:])) if v.ndim != 2 else v for v in (x, y))
     if x.shape[1] != y.shape[1]:
-        raise ValueError(f"{what}: x has {x.shape[1]} dimensions, y {y.shape[1]}")
+        raise ValueError(f"{what}: x has {x.shape[1]} dimensions, y {y.shape[1]}. Give both the same.")
     real = torch.promote_types(x.dtype, y.dtype)
     x, y = (_real(v.to(real)) for v in (x, y))
     ends = [
@@ -385,7 +383,7 @@ def _splits_of_both(
 ) -> tuple[Tensor, Tensor]:
     splits_x, splits_y = _splits(f"{what}: batch_x", x, batch_x, size), _splits(f"{what}: batch_y", y, batch_y, size)
     if (batch_x is None) != (batch_y is None) and max(len(splits_x), len(splits_y)) > 2:
-        raise ValueError(f"{what}: of several examples both batch_x and batch_y must be given")
+        raise ValueError(f"{what}: only one of batch_x and batch_y is given. With several examples give both.")
     return splits_x, splits_y
 
 
@@ -394,7 +392,7 @@ def _splits(what: str, x: Tensor, batch: Tensor | None, size: int | None) -> Ten
         return torch.tensor([0, len(x)], device=x.device)
     batch = batch.to(x.device)
     if batch.shape != x.shape[:1]:
-        raise ValueError(f"{what} must have one entry for each of {len(x)} points, not the shape {tuple(batch.shape)}")
+        raise ValueError(f"{what} has the shape {tuple(batch.shape)}. Give one entry for each of {len(x)} points.")
     if not len(batch):
         return torch.zeros((size or 1) + 1, dtype=torch.int64, device=x.device)
     if bool((batch[1:] < batch[:-1]).any()):
@@ -403,7 +401,7 @@ def _splits(what: str, x: Tensor, batch: Tensor | None, size: int | None) -> Ten
         )
     least, most = int(batch[0]), int(batch[-1])
     if least < 0 or (size is not None and most >= size):
-        raise ValueError(f"{what} runs from {least} to {most}, but the examples are 0 to {(size or most + 1) - 1}")
+        raise ValueError(f"{what} has values from {least} to {most}. Give examples from 0 to {(size or most + 1) - 1}.")
     return torch.searchsorted(
         batch.contiguous(), torch.arange((size or most + 1) + 1, device=x.device, dtype=batch.dtype)
     )

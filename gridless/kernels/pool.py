@@ -59,7 +59,7 @@ def _in_processes(
                 yield future.result()
             busy |= {pool.submit(_do, task) for task in islice(tasks, len(done))}
     except BrokenProcessPool:
-        remedy = "Memory may have run out: start again with fewer workers; finished tasks stay."
+        remedy = "Memory may have run out. Start again with fewer workers (finished tasks are kept)."
         raise RuntimeError(f"One of {workers} processes was killed. {remedy}") from None
     except BaseException:
         # Tasks that are under way are not waited for.
@@ -76,8 +76,8 @@ def _try(context: Any) -> None:
     process.start()
     process.join()
     if process.exitcode:
-        remedy = 'In a script, call it below `if __name__ == "__main__":`, or use one process, workers=1.'
-        raise RuntimeError(f"A process of its own could not begin, see above. {remedy}")
+        remedy = 'In a script call it under `if __name__ == "__main__":`, or use workers=1.'
+        raise RuntimeError(f"A worker process could not start. {remedy}")
 
 
 def _nothing() -> None:

@@ -97,7 +97,9 @@ class Compiled(ProgramStream):
         self._predictions = []
         bad = self._push(self._state.ctypes.data, records.ctypes.data, len(records), self._callback, None)
         if bad:
-            raise ValueError(f"stream: C refused event {bad - 1} of the packet; the packet was not taken")
+            raise ValueError(
+                f"stream: C rejects event {bad - 1} of the packet. Correct the event and send the packet again."
+            )
         self._numbers([self.events_seen + len(records), int(records["t"][-1]), 0])
         if self.program.answers is None and self.duration is None:
             return [Prediction(self.time, self.predict())]

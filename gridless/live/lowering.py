@@ -190,8 +190,8 @@ class Lowered:
             fields["bound"] = above["bound"] * max(rule.most, 1)
             if fields["bound"] > MOST:
                 raise ValueError(
-                    f"stream: one event may fire {fields['bound']:,} events of {stream.name} at once, and the engine "
-                    f"has room for {MOST:,}. Use gl.streaming.Session(model), or larger strides."
+                    f"stream: one event may fire {fields['bound']:,} events of {stream.name}, more than {MOST:,}. "
+                    "Use gl.streaming.Session(model), or larger strides."
                 )
             fields["capacity"] = fields["bound"] + max(FIRED >> above["depth"], FEWEST)
             fields["depth"] = above["depth"] + 1

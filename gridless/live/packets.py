@@ -94,7 +94,9 @@ class Stream:
         names = [features] if isinstance(features, str) else list(features)
         for name in names:
             if name not in dict(model.named_modules()):
-                raise ValueError(f"stream: features name a module {name!r}, which the network does not have")
+                raise ValueError(
+                    f"stream: features: the network has no module {name!r}. Use a name of model.named_modules()."
+                )
         self._title, self._names = type(model).__name__, names
         self._prepare(model)
         self.reset()
@@ -165,15 +167,15 @@ class Stream:
         events = packet if isinstance(packet, Events) else Events.of(packet, sensor=self.sensor)
         if events.sensor != self.sensor:
             raise ValueError(
-                f"stream: the network is for a sensor of {self.sensor}, the packet is of {events.sensor}. Make it fit "
-                "with gl.augment.Crop or gl.augment.PoolPixels."
+                f"stream: the network has the sensor {self.sensor}, but the packet has {events.sensor}. Use "
+                "gl.augment.Crop or gl.augment.PoolPixels."
             )
         if events.num_examples != 1:
-            raise ValueError(f"stream: a packet is part of one recording, and this one has {events.num_examples}")
+            raise ValueError(f"stream: the packet has {events.num_examples} recordings. Pass one recording at a time.")
         if events.polarity is None:
-            raise ValueError("stream: the events of the packet have no polarity")
+            raise ValueError("stream: the events of the packet have no polarity. Add it to the packet.")
         if events.padding:
-            raise ValueError(f"stream: a packet has no padding, and this one has {events.padding} rows of it")
+            raise ValueError(f"stream: the packet has {events.padding} rows of padding. Pass events without padding.")
         if events.device.type != "cpu":
             raise ValueError(f"stream: the packet is on {events.device}. Move it to the CPU.")
         return events
@@ -182,8 +184,8 @@ class Stream:
         """Refuse, by its index, an event that `Events.check` refuses or that is before the last one."""
         fault = events.fault()
         if fault is None and len(events) and int(events.time[0]) < self.time:
-            remedy = "call reset() if the camera restarted; count on if its 32-bit counter did; leave out late events"
-            fault = 0, f"is at {int(events.time[0])} us, before the last one at {self.time} us ({remedy})"
+            remedy = "Call reset() after a restart of the camera, unwrap its 32-bit counter, or leave out late events"
+            fault = 0, f"is at {int(events.time[0])} us, before the last one at {self.time} us. {remedy}"
         if fault is None and len(events) and int(events.time[-1]) >= LONGEST:
             late = int((events.time < LONGEST).sum())
             fault = late, f"is at {int(events.time[late])} us, but times end at {LONGEST}"
@@ -213,20 +215,23 @@ class Stream:
         own = self._full_state()
         if set(state) != set(own):
             strange = sorted(set(state) ^ set(own))
-            raise ValueError(f"stream: this state is of another network: {strange[0]!r} is missing or unknown")
+            raise ValueError(
+                f"stream: the state is of another network: {strange[0]!r} is missing or unknown. Load it into its own."
+            )
         for name, value in own.items():
             if state[name].shape != value.shape or state[name].dtype != value.dtype:
                 raise ValueError(
-                    f"stream: this state is of another network: {name!r} is {tuple(state[name].shape)} "
-                    f"{state[name].dtype}, not {tuple(value.shape)} {value.dtype}"
+                    f"stream: the state is of another network: {name!r} is {tuple(state[name].shape)} "
+                    f"{state[name].dtype}, not {tuple(value.shape)} {value.dtype}. Load it into its own."
                 )
         seen, time, start = state["numbers"].tolist()
         if seen and not (seen > 0 and 0 <= start <= time):
             raise ValueError(
-                f"stream: this state is damaged: {seen} events, the last at {time} us, in a window from {start} us"
+                f"stream: the state is damaged: {seen} events, the last at {time} us, in a window from {start} us. "
+                "Load another state."
             )
         if not self._fits(state):
-            raise ValueError("stream: this state is of another network: one of the same shape, with other weights")
+            raise ValueError("stream: the state is of another network: the weights differ. Load it into its own.")
         for name, value in own.items():
             value.copy_(state[name])
         self._numbers([seen, time, start])

@@ -126,7 +126,7 @@ class Untouched:
         for name, (tensor, version) in self.before.items():
             if name not in after or after[name][0] is not tensor or after[name][1] != version:
                 raise TypeError(
-                    f"stream: the forward of {type(self.model).__name__} changes {name!r}, and a live program cannot. "
+                    f"stream: the forward of {type(self.model).__name__} changes {name!r}, but a live program cannot. "
                     f"Change it outside of forward, or {REMEDY}."
                 )
 
@@ -154,12 +154,12 @@ def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
             "plan.events, as gl.models.event_resnet has."
         )
     if len(inputs) > 1:
-        raise ValueError(f"stream: a live network has one input, and the plan has {len(inputs)}")
+        raise ValueError(f"stream: the plan has {len(inputs)} inputs. Keep one, of plan.events.")
     for name, step in plan.steps.items():
         if step.op not in ("events", "lif", "causal"):
             raise TypeError(
-                f"stream: the line {name} = {step} of the plan would see one packet alone. A live plan has lines of "
-                "events and lif, with convolutions of gl.nn between them."
+                f"stream: the plan line {name} = {step} is not supported live. Use only lines of events and lif, with "
+                "convolutions of gl.nn between them."
             )
     ((name, step),) = inputs.items()
     return plan, name, dict(step.settings)["sensor"]
@@ -213,7 +213,7 @@ class _ForwardTracer(fx.Tracer):
 
     def create_node(self, *args: Any, **named: Any) -> fx.Node:
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-            raise TypeError("it uses autocast, and a live program computes in float32")
+            raise TypeError("it uses autocast, but a live program computes in float32")
         return super().create_node(*args, **named)
 
     # While a forward is traced, torch calls these methods for modules of other threads, too.
@@ -276,7 +276,9 @@ class Reader(RowBuilder):
                 f"stream: forward must return rows of logits, not the grid {out.name}. Flatten or reduce it."
             )
         if len(self.durations) > 1:
-            raise ValueError(f"stream: all voxels of a network share one duration, not {sorted(self.durations)}")
+            raise ValueError(
+                f"stream: the voxels have the durations {sorted(self.durations)}. Give all of them the same duration."
+            )
         needed = {out.name}
         for row in reversed(self.rows.values()):
             if row.name in needed:
@@ -431,7 +433,7 @@ def _getattr(r: RowBuilder, x: Any, name: str) -> Any:
             return EventsValue(x.stream, name)
         if name == "cause":
             if x.stream.source is None:
-                raise Unknown(f"{r.name}: {x.stream.name} is the input, which nothing fired; this")
+                raise Unknown(f"{r.name} (the cause of {x.stream.name}, which is the input)")
             return CauseIndex((x.stream.name,))
         if name == "sensor":
             return x.stream.sensor

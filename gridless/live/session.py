@@ -40,7 +40,7 @@ class Session(Stream):
         windows |= {layer.every for layer in called if isinstance(layer, LeakyCount)}
         durations = sorted(duration for duration in windows if duration is not None)
         if len(durations) > 1:
-            raise ValueError(f"stream: all voxels of a network share one duration, not {durations}")
+            raise ValueError(f"stream: the voxels have the durations {durations}. Give all of them the same duration.")
         self.duration: int | None = durations[0] if durations else None
 
     @torch.no_grad()
@@ -64,13 +64,15 @@ class Session(Stream):
         for name in self._names:
             rows = self._returned[name][-1][1] if name in self._returned else None
             if not isinstance(rows, Tensor) or not rows.ndim or len(rows) not in streams:
-                raise ValueError(f"stream: module {name!r} does not return a row for every event of a stream")
+                raise ValueError(
+                    f"stream: module {name!r} does not return one row per event. Leave it out of features=."
+                )
             self._streams[name] = streams[len(rows)]
         self._each = streams.get(len(out))
         if self._each is None and len(out) != 1:
             raise ValueError(
-                f"stream: forward returns {len(out)} rows, not one, nor one for every event of a stream. Keep the rows "
-                "of one stream, or reduce them with gl.nn.Last, MeanPool or MaxPool."
+                f"stream: forward returns {len(out)} rows, not one row or one row per event. Keep the rows of one "
+                "stream, or reduce them with gl.nn.Last, MeanPool or MaxPool."
             )
         return called
 

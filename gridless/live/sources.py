@@ -93,13 +93,15 @@ class _Header(NamedTuple):
 def _header(data: bytes, where: str) -> _Header:
     magic, number, count = HEADER.unpack_from(data)
     if magic not in (MAGIC, MAGIC_2):
-        raise ValueError(f"{where}: a frame begins with {MAGIC!r} or {MAGIC_2!r}, not with {magic!r}")
+        raise ValueError(
+            f"{where}: no frame begins with {magic!r}. Send frames that begin with {MAGIC!r} or {MAGIC_2!r}."
+        )
     if count > MOST:
-        raise ValueError(f"{where}: frame {number} claims {count} events; at most {MOST} are allowed")
+        raise ValueError(f"{where}: frame {number} claims {count} events. Send at most {MOST}.")
     if magic == MAGIC:
         return _Header(None, number, count, HEADER.size)
     if len(data) < HEADER_2.size:
-        raise ValueError(f"{where}: frame {number} ends inside its header")
+        raise ValueError(f"{where}: frame {number} ends inside its header. Send whole frames.")
     return _Header(HEADER_2.unpack_from(data)[3], number, count, HEADER_2.size)
 
 
@@ -112,9 +114,9 @@ def _events(parts: Sequence[bytes | memoryview], sensor: tuple[int, int], fit: C
     for part, at, end in zip(records, splits, splits[1:], strict=False):
         pixel[at:end, 0], pixel[at:end, 1], time[at:end], polarity[at:end] = part["x"], part["y"], part["t"], part["p"]
     if len(polarity) and polarity.max() > 1:
-        raise ValueError(f"event {int((polarity > 1).argmax())} has the polarity {polarity.max()}, which is not 0 or 1")
+        raise ValueError(f"event {int((polarity > 1).argmax())} has the polarity {polarity.max()}. Send 0 or 1.")
     if len(time) and int(time.max()) >= LONGEST:
-        raise ValueError(f"its events reach to {int(time.max())} us, but times end at {LONGEST}")
+        raise ValueError(f"its last event is at {int(time.max())} us. Send times below {LONGEST} us.")
     columns = [torch.from_numpy(column) for column in (pixel, time, polarity.view(np.bool_), splits)]
     events = fit(Events.made(**dict(zip(("pixel", "time", "polarity", "splits"), columns)), sensor=as_sensor(sensor)))
     events.check("Events.of")
@@ -154,9 +156,8 @@ class Fit:
             if x < width and y < height:
                 raise
             raise ValueError(
-                f"Fit: events reach to pixel ({x}, {y}), outside the {width} x {height} pixels that the network sees. "
-                "Choose its part of the sensor with --crop X,Y, make N x N pixels one with --pool N, or leave out "
-                "events outside with --repair drop."
+                f"Fit: events reach pixel ({x}, {y}), but the network sees {width} x {height} pixels. Choose a part of "
+                "the sensor (--crop X,Y), pool pixels (--pool N), or drop the events outside (--repair drop)."
             ) from None
         return fitted
 
@@ -212,8 +213,8 @@ def _joined(first: Events, second: Events) -> Events:
     """Two pieces of a recording as one. Times that step back between them are refused."""
     if len(first) and len(second) and int(second.time[0]) < int(first.time[-1]):
         raise ValueError(
-            f"recording: the events of a message begin at {int(second.time[0])} us, before the last event of the "
-            f"message before, at {int(first.time[-1])} us. Put them in order with repair='sort'."
+            f"recording: a message begins at {int(second.time[0])} us, before the end of the previous one at "
+            f"{int(first.time[-1])} us. Sort the events with repair='sort'."
         )
     columns = np.concatenate([first.numpy(), second.numpy()])
     return Events.of({name: columns[name] for name in "xytp"}, first.sensor)
@@ -232,14 +233,14 @@ def frames(
         if header[:4] == MAGIC_2:
             header += stream.read(HEADER_2.size - HEADER.size)
         if len(header) < (HEADER_2 if header[:4] == MAGIC_2 else HEADER).size:
-            raise ValueError(f"{name}: ends inside a frame's header, at byte {at}")
+            raise ValueError(f"{name}: ends inside a frame's header, at byte {at}. Send whole frames.")
         session, number, count, _ = _header(header, f"{name}, byte {at}")
         if at and session != last_session:
             yield NewStream()
         last_session = session
         data = stream.read(count * RECORD.itemsize)
         if len(data) < count * RECORD.itemsize:
-            raise ValueError(f"{name}: ends inside a frame of {count} events, at byte {at}")
+            raise ValueError(f"{name}: ends inside a frame of {count} events, at byte {at}. Send whole frames.")
         try:
             events = _events([data], sensor, fit)
         except ValueError as error:
@@ -317,9 +318,9 @@ class Datagrams:
         self._session: int | None = None
         self._held: _Frame | None = None  # a frame that would move the clock, until the next one decides
         if idle is not None and not 0 < idle <= SILENCE:
-            raise ValueError(f"udp: idle must be more than 0 seconds and at most {SILENCE}, not {idle}")
+            raise ValueError(f"udp: idle is {idle}. Give more than 0 and at most {SILENCE} seconds.")
         if not 0 <= port < 1 << 16:
-            raise ValueError(f"udp: there is no port {port}. Ports go from 0 to 65535.")
+            raise ValueError(f"udp: port is {port}. Give 0 to 65535.")
         self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         try:

@@ -106,14 +106,18 @@ class RowBuilder:
         """The features as a row of a stream; rows of other streams are refused."""
         x = self.value(x)
         if x.stream != str(stream):
-            raise ValueError(f"stream: {self.name} is a layer of {stream}, not of {x.stream}, whose features it gets")
+            raise ValueError(
+                f"stream: {self.name} is a layer of {stream}, its features are of {x.stream}. Pass those of {stream}."
+            )
         return x
 
     def channels(self, x: Any, channels: int) -> Row:
         """The features as a row with this number of channels."""
         x = self.value(x)
         if x.channels != channels:
-            raise ValueError(f"stream: {self.name} has weights for {channels} channels, not for {x.channels}")
+            raise ValueError(
+                f"stream: {self.name} needs {channels} channels, its input has {x.channels}. Change one of them."
+            )
         return x
 
     def same(self, x: Any, operation: str, settings: dict | None = None, **constants: Any) -> Row:
@@ -131,4 +135,4 @@ class RowBuilder:
     def remembers(self, memory: Any) -> None:
         """Refuse a call of a layer with a memory that does not pass the memory."""
         if not isinstance(memory, MemoryValue):
-            raise Unknown(f"{self.name} is called without the memory: call it as layer(..., geometry, memory). This")
+            raise Unknown(f"{self.name} without the memory, layer(..., geometry, memory),")

@@ -131,7 +131,7 @@ class Page(View):
             self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         except OSError as error:
             raise ValueError(
-                f"--view-port {port} cannot be used ({error.strerror}): take another, or 0 for any"
+                f"--view-port {port} cannot be used ({error.strerror}). Give another port, or 0 for any."
             ) from error
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"

@@ -81,7 +81,7 @@ def build(config: dict[str, Any]) -> nn.Module:
     except TypeError as error:
         kind = make if isinstance(make, type) else get_type_hints(make)["return"]
         known = dict.fromkeys([*signature(kind).parameters, *settings])
-        raise TypeError(f"model {name}: {error}: its settings are {', '.join(known)}") from None
+        raise TypeError(f"model {name}: {error}. Its settings are {', '.join(known)}.") from None
 
 
 def task_of(config: Mapping[str, Any]) -> str | None:

@@ -87,9 +87,9 @@ class EventResNet(nn.Module):
             if value not in known:
                 raise ValueError(f"EventResNet: {name} must be one of {', '.join(map(repr, known))}, not {value!r}")
         if not levels <= 32:
-            raise ValueError(f"EventResNet: there are at most 32 levels, not {levels}")
+            raise ValueError(f"EventResNet: levels is {levels}. Give at most 32.")
         if not 0 <= pooled < levels:
-            raise ValueError(f"EventResNet: pooled must be one of the {levels} levels, counted from 0, not {pooled}")
+            raise ValueError(f"EventResNet: pooled is {pooled}. Give a level from 0 to {levels - 1}.")
         self.config: dict[str, Any] = {"model": "EventResNet", **arguments, "sensor": list(map(int, sensor))}
         plan = self.plan = Plan()  # what pixels and times alone decide
         window = WINDOW if form == "edges" else None
@@ -130,7 +130,7 @@ class EventResNet(nn.Module):
     def predictions(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         """Logits (S, classes) of a stream head after every event of the last stream."""
         if not isinstance(self.head, StreamHead):
-            raise ValueError("only a network with head='stream' predicts after every event")
+            raise ValueError("this network does not predict after every event. Build it with head='stream'.")
         return self.head.predictions(self.trunk(geometry, memory), geometry, memory)
 
     def loss(self, geometry: Geometry, label: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -342,7 +342,7 @@ class EventCounts(nn.Module):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         if not 0 <= levels <= 32:
-            raise ValueError(f"EventCounts: there are at most 32 levels, not {levels}")
+            raise ValueError(f"EventCounts: levels is {levels}. Give at most 32.")
         lists = {"sensor": list(map(int, sensor)), "decay_times": list(map(float, decay_times))}
         self.config: dict[str, Any] = {"model": "EventCounts", **arguments, **lists}
         self.plan = Plan()

@@ -39,15 +39,15 @@ def _given(model: Any, features: Any, geometry: Any) -> tuple[Tensor | None, Geo
     expect_geometry(geometry)
     cloud, kind, channels = geometry[model.cloud], type(model).__name__, model.config["in_channels"]
     if features is not None and not channels:
-        raise ValueError(f"{kind}: this network was built for no features. Build it with in_channels=C.")
+        raise ValueError(f"{kind}: the network takes no features. Build it with in_channels=C.")
     if features is None and channels and "features" not in cloud.rows:
-        message = "give model(features, geometry), or rows of the cloud, Cloud.of(xyz, features=...)"
-        raise ValueError(f"{kind}: this network was built for features (S, {channels}): {message}")
+        message = "Call model(features, geometry), or put them into the cloud: Cloud.of(xyz, features=...)."
+        raise ValueError(f"{kind}: the network needs features (S, {channels}). {message}")
     if channels and features is None:
         features = cloud.rows["features"]
     if features is not None and tuple(features.shape) != (len(cloud), channels):
         message = f"({len(cloud)}, {channels}), not {shape_in_words(features)}"
-        raise ValueError(f"{kind}: features of these {len(cloud)} points must be {message}")
+        raise ValueError(f"{kind}: the features of {len(cloud)} points must be {message}")
     return features, geometry
 
 
@@ -293,7 +293,7 @@ class PointMaxNet(nn.Module):
         arguments = _arguments(locals())
         super().__init__()
         if not depths or min(depths) < 1 or sum(depths) > 10_000:
-            raise ValueError(f"PointMaxNet: depths must be from 1 to 10000, one for each level, not {list(depths)}")
+            raise ValueError(f"PointMaxNet: depths are {list(depths)}. Give 1 to 10000 for each level.")
         self.config = {"model": "PointMaxNet", **arguments, "depths": list(depths)}
         plan = self.plan = Plan()
         cloud = self.cloud = plan.points(dim)
@@ -449,10 +449,12 @@ class PointUNetPlus(nn.Module):
         arguments = _arguments(locals())
         super().__init__()
         if isinstance(parts, int):
-            raise TypeError(f"PointUNetPlus: parts is a list, how many each category has, such as [{parts}]")
+            raise TypeError(
+                f"PointUNetPlus: parts is {parts!r}. Give the number of parts of each category, such as [{parts}]."
+            )
         self.config = {"model": "PointUNetPlus", **arguments, "parts": list(parts)}
         if not 0 <= overlap < float("inf"):
-            raise ValueError(f"PointUNetPlus: overlap, a weight of the loss, must be 0 or more, not {overlap}")
+            raise ValueError(f"PointUNetPlus: overlap is {overlap}. Give a loss weight of at least 0.")
         self.overlap = overlap
         plan = self.plan = Plan()
         cloud = self.cloud = plan.points(dim)
@@ -495,7 +497,7 @@ class PointUNetPlus(nn.Module):
         if category is None:
             if len(allowed) > 1:
                 raise ValueError(
-                    f"PointUNetPlus: category is None, of {len(allowed)} categories. Give that of each cloud (B)."
+                    f"PointUNetPlus: category is missing ({len(allowed)} categories). Give that of each cloud (B)."
                 )
             category = torch.zeros(examples, dtype=torch.int64, device=allowed.device)
         skips = []

@@ -30,7 +30,7 @@ class Monomials:
 
     def __post_init__(self) -> None:
         if self.dim < 1 or self.order < 0:
-            raise ValueError(f"Monomials: dim must be at least 1 and order at least 0, not {self.dim} and {self.order}")
+            raise ValueError(f"Monomials: dim is {self.dim} and order {self.order}. Give at least 1 and at least 0.")
         # The cached value is made here: torch.compile reads it, but cannot trace how it is made.
         _ = self._description
 
@@ -78,7 +78,7 @@ class GaussianBumps:
     def __post_init__(self) -> None:
         centres = tuple(tuple(float(x) for x in row) for row in self.centres)
         if not centres or not centres[0] or any(len(row) != len(centres[0]) for row in centres):
-            raise ValueError("GaussianBumps: centres must be at least one row, and every row of the same dimension")
+            raise ValueError(f"GaussianBumps: centres are {self.centres}. Give one or more rows of the same dimension.")
         if not self.width > 0:
             raise ValueError(f"GaussianBumps: width must be positive, not {self.width}")
         object.__setattr__(self, "centres", centres)

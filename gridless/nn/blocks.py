@@ -180,11 +180,11 @@ def sampled(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:
     """The features of those points of the parent cloud that were sampled into `cloud`: (S, C) to (S', C)."""
     sample = geometry[cloud]
     if sample.parent_index is None:
-        raise ValueError(f"{cloud} is no sample of a cloud whose features could be taken. Sample it in the plan.")
+        raise ValueError(f"{cloud} is no sample of a cloud. Sample it in the plan.")
     if features.shape[0] != sample.num_parent:
         raise ValueError(
-            f"features have {features.shape[0]} rows, but {cloud} was sampled from a cloud of {sample.num_parent} "
-            "points. Take the features of that cloud, one level after the other."
+            f"features have {features.shape[0]} rows, but the parent of {cloud} has {sample.num_parent} points. Pass "
+            "the features of the parent cloud."
         )
     return features.index_select(0, sample.parent_index)
 

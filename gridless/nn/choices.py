@@ -51,7 +51,7 @@ class Choices:
             if value not in allowed:
                 raise ValueError(f"Choices: {name} is {value!r}. Choose one of {', '.join(map(repr, allowed))}.")
         if self.basis != "monomials" and self.order != 2:
-            raise ValueError(f"Choices: order is {self.order}, and {self.basis} have none. Leave it out.")
+            raise ValueError(f"Choices: order is {self.order}, but {self.basis} have no order. Leave it out.")
 
     @classmethod
     def of(cls, choices: Choices | Mapping[str, Any] | None) -> Choices:

@@ -32,11 +32,13 @@ class Convolution(nn.Module):
         if not isinstance(basis, Basis | None):
             raise TypeError(f"{kind}: basis must be one such as gl.nn.Monomials(3, 2), not {basis!r}")
         if basis is not None and basis.dim != edges.dim:
-            raise ValueError(f"{kind}: {edges} has {edges.dim} dimensions, and {basis!r} is for {basis.dim}")
+            raise ValueError(
+                f"{kind}: {edges} has {edges.dim} dimensions, but {basis!r} has {basis.dim}. Use another basis."
+            )
         if radius is None:
             radius = edges.radius
         if radius is None:
-            raise ValueError(f"{edges} has no radius of its own. Pass radius=, the scale its vectors are divided by.")
+            raise ValueError(f"{edges} has no radius. Pass radius=, the scale of its vectors.")
         self.edges, self.radius = edges, float(radius)
         self.basis = Monomials(edges.dim, 2) if basis is None else basis
         self.falloff, self.normalise = falloff, normalise

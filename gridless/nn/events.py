@@ -98,7 +98,7 @@ class EventConv(nn.Module):
             edges = None if near.window is None else geometry[near]
             return event_conv(*values, *streams, edges)
         if near.window is not None:
-            raise ValueError(f"EventConv over {near} has a window, which packets cannot honour. Use form='scan'.")
+            raise ValueError(f"EventConv over {near} has a window, which does not work with packets. Use form='scan'.")
         out, memory[self] = event_conv_step(*values, *streams, memory.get(self))
         return out
 
@@ -134,7 +134,7 @@ class PolarityConv(EventConv):
 def polarity_features(events: Events, dtype: torch.dtype = torch.float32) -> Tensor:
     """(S, 2): (1, 0) for OFF, (0, 1) for ON."""
     if events.polarity is None:
-        raise ValueError("these events have no polarity: the first convolution needs that of a camera")
+        raise ValueError("the events have no polarity. The first convolution needs it.")
     on = events.polarity.to(dtype)
     return torch.stack([1 - on, on], 1)
 
@@ -259,7 +259,7 @@ class VoxelMean(nn.Module):
             first, last = _ends(clock)
             return first, last - first + 1
         if self.duration is None:
-            raise ValueError("the voxel head of this network waits for the end of the recording. Give it a duration.")
+            raise ValueError("the voxel head waits for the end of the recording. Give it a duration.")
         state: VoxelMemory | None = None if memory is None else memory.get(self)
         start = torch.where(clock.sizes > 0, _ends(clock)[0], NEVER)
         if state is not None:
@@ -316,7 +316,7 @@ class LeakyCount(nn.Module):
         self.every = every
         if not isinstance(size, int) or size < 1 or not decay_times or min(decay_times) <= 0:
             raise ValueError(
-                f"LeakyCount: needs a whole size >= 1 and positive decay_times, not {size} and {decay_times}"
+                f"LeakyCount: size is {size} and decay_times {decay_times}. Give a size from 1 and positive times."
             )
         self.stream, self.size, self.decay_times = stream, size, tuple(map(float, decay_times))
         self.grid, self.fit = (-(-stream.sensor[1] // size), -(-stream.sensor[0] // size)), bool(fit)
@@ -326,7 +326,7 @@ class LeakyCount(nn.Module):
     def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         events = geometry[self.stream]
         if events.polarity is None:
-            raise ValueError("LeakyCount: these events have no polarity: stream must be the plan's events")
+            raise ValueError("LeakyCount: the events have no polarity. Use the input events of the plan.")
         (height, width), count = self.grid, events.num_examples
         channels = 2 * len(self.decay_times)
         # Filled on the device: a captured graph may not copy from the host.

@@ -42,7 +42,7 @@ class Surroundings(nn.Module):
         edges, coords = geometry[self.near], geometry[self.near.target].coords
         if edges.limit is None or edges.limit > self.count:
             raise ValueError(
-                f"Surroundings: {self.near} may have more than {self.count} neighbours in a row. Search with "
+                f"Surroundings: {self.near} may have more than {self.count} neighbours per point. Use "
                 f"plan.nearest(..., {self.count}) or plan.ball(..., limit={self.count})."
             )
         if not len(edges):

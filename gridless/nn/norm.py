@@ -59,7 +59,7 @@ class BatchNorm(_BatchNorm):
         # Not as torch's begins, with `num_features`.
         nn.Module.__init__(self)
         if isinstance(channels, str):
-            raise TypeError(f"BatchNorm: channels must be a number, not {channels!r}: BatchNorm(channels, cloud)")
+            raise TypeError(f"BatchNorm: channels must be a number, not {channels!r}. Call BatchNorm(channels, cloud).")
         if channels < 1:
             raise ValueError(f"BatchNorm: channels must be positive, not {channels}")
         if relu not in (None, "before", "after"):
@@ -76,8 +76,8 @@ class BatchNorm(_BatchNorm):
     def num_features(self) -> int:
         """Refused by TypeError: torch's SyncBatchNorm and others ask for it to put a layer in this one's place."""
         raise TypeError(
-            "BatchNorm: a layer of torch, which knows neither padding nor relu, cannot take its place. Call "
-            "gl.nn.synchronise(model), and leave out sync_batchnorm=True and convert_sync_batchnorm."
+            "BatchNorm: layers of torch do not support padding and relu. Call gl.nn.synchronise(model) instead of "
+            "sync_batchnorm=True or convert_sync_batchnorm."
         )
 
     def __dir__(self) -> list[str]:
@@ -85,11 +85,13 @@ class BatchNorm(_BatchNorm):
 
     def forward(self, features: Tensor, geometry: Geometry | None = None) -> Tensor:
         if isinstance(features, Geometry):
-            raise TypeError("BatchNorm: features come first: norm(features, geometry)")
+            raise TypeError("BatchNorm: the first argument is no tensor. Call norm(features, geometry).")
         if features.ndim < 2 or features.shape[-1] != self.channels:
             raise ValueError(f"BatchNorm: features must be (rows, {self.channels}), not {tuple(features.shape)}")
         if self.cloud is not None and geometry is None:
-            raise ValueError(f"BatchNorm over the points of {self.cloud} is called as norm(features, geometry)")
+            raise ValueError(
+                f"BatchNorm over the points of {self.cloud}: the geometry is missing. Call norm(features, geometry)."
+            )
         padded = None
         if self.cloud is not None and geometry is not None:
             cloud = points_of("BatchNorm", features, geometry, self.cloud)

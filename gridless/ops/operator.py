@@ -89,7 +89,7 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
             return output[0] if first else output
 
         def jvp(ctx: Any, *tangents: Any) -> Any:
-            raise NotImplementedError(f"{name} has no forward-mode derivative: {REMEDY}")
+            raise NotImplementedError(f"{name} has no forward-mode derivative. {REMEDY}")
 
         # Profiles and anomalies call it by the name of its class.
         methods = {"forward": run, "jvp": jvp, "backward": backward or _refuse_second}
@@ -113,7 +113,7 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
 def refuse_transforms(name: str) -> None:
     """Refuse a transform of torch.func, before a kernel meets one of its tensors, which have no memory."""
     if torch._C._are_functorch_transforms_active():
-        raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {REMEDY}")
+        raise NotImplementedError(f"{name} does not support torch.func. {REMEDY}")
 
 
 def without_autocast(function: Callable) -> Callable:
@@ -129,7 +129,7 @@ def without_autocast(function: Callable) -> Callable:
     return run
 
 
-REMEDY = "run under gl.use_backend('reference'), which torch differentiates"
+REMEDY = "Use gl.use_backend('reference'), which torch differentiates."
 
 
 def _is_dual(x: Any) -> bool:
@@ -143,7 +143,7 @@ def _without_tangents(name: str, function: Callable) -> Callable:
     @wraps(function)
     def run(*inputs: Any) -> Any:
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            raise NotImplementedError(f"{name} has no forward-mode derivative and no torch.func transform: {REMEDY}")
+            raise NotImplementedError(f"{name} supports neither forward-mode derivatives nor torch.func. {REMEDY}")
         return function(*inputs)
 
     return run
@@ -154,4 +154,4 @@ def _keep_nothing(ctx: Any, inputs: tuple, output: Any) -> None:
 
 
 def _refuse_second(ctx: Any, *grads: Any) -> Any:
-    raise NotImplementedError(f"the fast backends have first derivatives only: for second ones {REMEDY}")
+    raise NotImplementedError(f"fast backends have no second derivatives. {REMEDY}")

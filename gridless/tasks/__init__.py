@@ -29,8 +29,8 @@ __all__ = ["FilePrediction", "Loss", "Task", "data_names", "find", "load_task", 
 def find(name: str) -> Any:
     """A task of gridless by its name. It imports nothing else, so the name may come from an untrusted file."""
     if name not in TASKS:
-        remedy = f"one of gridless is {', '.join(TASKS)}; give one of yours yourself, --task FILE.py:CLASS"
-        raise ValueError(f"unknown task {name!r}: {remedy}")
+        remedy = f"Choose from {', '.join(TASKS)}, or name a class of yours: --task FILE.py:CLASS."
+        raise ValueError(f"unknown task {name!r}. {remedy}")
     module, _, kind = TASKS[name].partition(":")
     return getattr(import_module(module), kind)()
 
@@ -42,7 +42,7 @@ def load_task(name: str) -> Any:
         return find(name)
     path = Path(file)
     if not path.is_file():
-        raise FileNotFoundError(f"task {name!r}: there is no file {path}")
+        raise FileNotFoundError(f"task {name!r}: there is no file {path}. Check the path.")
     spec = spec_from_file_location(f"gridless_task_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -52,7 +52,7 @@ def load_task(name: str) -> Any:
     spec.loader.exec_module(module)
     task = getattr(module, kind, None)
     if not isinstance(task, type) or not issubclass(task, __getattr__("Task")):
-        raise ValueError(f"task {name!r}: {kind!r} in {path} is no class of a task: derive it from gridless.tasks.Task")
+        raise ValueError(f"task {name!r}: {path} has no task class {kind!r}. Derive it from gridless.tasks.Task.")
     made = task()
     made.name = name
     return made

@@ -63,7 +63,7 @@ class Task:
             held_out_list: a file that lists the files for validation, instead of the data's own rule.
             about: metadata of saved weights, such as their class names, which number the classes.
         """
-        raise NotImplementedError(f"task {self.name}: it does not say how its data is loaded (load)")
+        raise NotImplementedError(f"task {self.name} does not load data. Implement load().")
 
     def source(
         self,
@@ -131,15 +131,15 @@ class Task:
 
         It must not wait for the device, because a step may be captured as a graph.
         """
-        raise NotImplementedError(f"task {self.name}: it does not say what is learned (loss)")
+        raise NotImplementedError(f"task {self.name} has no loss. Implement loss().")
 
     def score(self, model: Any, batch: Batch) -> Tensor:
         """The scores (B, columns) float64 of the answers to a batch, one row per example. Computes no gradients."""
-        raise NotImplementedError(f"task {self.name}: it does not say how answers are judged (score)")
+        raise NotImplementedError(f"task {self.name} has no scores. Implement score().")
 
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
         """The figures of `data` from all its scores (N, columns), in its order. Numbers are logged as `valid_NAME`."""
-        raise NotImplementedError(f"task {self.name}: it does not say what scores amount to (figures)")
+        raise NotImplementedError(f"task {self.name} has no figures. Implement figures().")
 
     def evaluate(
         self,
@@ -213,7 +213,7 @@ class Task:
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         """The answer to one file; `options` are the options given on the command line, such as {"points": 512}."""
-        raise NotImplementedError(f"task {self.name}: it does not say how a file is answered (predict)")
+        raise NotImplementedError(f"task {self.name} does not predict files. Implement predict().")
 
     def live(self, logits: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         """The fields that `gridless stream` prints beside the time, for each answer (N, channels) of a live network."""
@@ -225,4 +225,6 @@ class Task:
         for name in options:
             option = f"--{name.replace('_', '-')}"
             if option not in self.options.get(command, ()):
-                raise ValueError(f"{option} does nothing here, {weights} is {self.network}: leave it out")
+                raise ValueError(
+                    f"{option} does nothing for {weights}, because {weights} is {self.network}. Leave it out."
+                )

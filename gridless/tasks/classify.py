@@ -180,8 +180,8 @@ def classify(
         topic: of a recording of ROS, where several topics have clouds; None: as in training.
     """
     if not isinstance(file, str | Path):
-        words = "it takes the path of a file; points at hand are asked by model(model.plan(points))"
-        raise TypeError(f"classify: {words}, not {type(file).__name__}")
+        remedy = "Give the path of a file. For points in memory call model(model.plan(points))."
+        raise TypeError(f"classify: file is a {type(file).__name__}. {remedy}")
     recipe = getattr(model, "about", {}).get("recipe", {})
     points, how = points or int(recipe.get("points", 1024)), preparation(recipe, up, keep_scale)
     device = next(model.parameters()).device

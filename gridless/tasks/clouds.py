@@ -49,7 +49,7 @@ class CloudTask(Task):
     def check_recipe(self, recipe: Recipe) -> None:
         for name in ("transforms", "prepare"):
             if getattr(recipe, name):
-                raise ValueError(f"recipe: {name} is for recordings; what is done to clouds is said by augment")
+                raise ValueError(f"recipe: {name} is only for recordings. For clouds use augment.")
 
     def load(
         self,
@@ -223,9 +223,9 @@ def check_scale(geometry: Geometry, what: str, how: Preparation, stacklevel: int
     lonely = (first.counts <= 1).double().mean().item()
     if lonely > 0.5:
         scaled = not (how.keep_scale or how.block)
-        hint = "is too sparse: use more points" if scaled else "is too sparse, or in other units than those of training"
-        words = f"{lonely:.0%} of the points have no neighbour within the network's first radius: the cloud {hint}"
-        warnings.warn(f"{what}: {words}", stacklevel=stacklevel)
+        remedy = "Use more points." if scaled else "Use more points, or the units of training."
+        words = f"{lonely:.0%} of the points have no neighbour within the network's first radius"
+        warnings.warn(f"{what}: {words}. {remedy}", stacklevel=stacklevel)
 
 
 def describe_clouds(data: TrainingSet, model: Any) -> list[str]:

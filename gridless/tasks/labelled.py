@@ -43,7 +43,7 @@ def write_parts(
     kind, category = _category(model, file, category)
     path = out / f"{stem(Path(file))}.ply"
     if path.resolve() == Path(file).resolve():
-        raise ValueError(f"{path} is the file itself, which labelled points would replace: give another folder (--out)")
+        raise ValueError(f"{path} is the input, and the result would replace it. Give another folder (--out).")
     names = model.about.get("parts") or [f"{category} {i}" for i in range(parts[kind])]
     recipe = model.about.get("recipe", {})
     wanted, how = points or int(recipe.get("points", 2048)), preparation(recipe, up, keep_scale)
@@ -70,8 +70,8 @@ def _category(model: Any, file: str | Path, category: str | None) -> tuple[int, 
     if category is None and len(categories) == 1:
         category = categories[0]
     if category is None or category not in categories:
-        asked = "say what it shows" if category is None else f"no category {category!r}"
-        raise ValueError(f"{file}: {asked}: --category is one of {', '.join(categories)}")
+        problem = "the category is needed" if category is None else f"unknown category {category!r}"
+        raise ValueError(f"{file}: {problem}. Give --category, one of {', '.join(categories)}.")
     return categories.index(category), category
 
 
@@ -104,7 +104,9 @@ def write_labels(
     recipe = model.about.get("recipe", {})
     how = preparation(recipe, up)
     if recipe.get("data") == FOLDER and not (how.keep_scale or how.block):
-        raise ValueError(f"{source}: these weights are for clouds on the unit sphere: train with keep_scale, or blocks")
+        raise ValueError(
+            f"{source}: the weights need clouds on the unit sphere. Train with keep_scale, or with blocks."
+        )
     if settings.get("grid") is None:
         settings["grid"] = recipe.get("data_options", {}).get("grid")
     if out.suffix.lower() not in OUTPUTS:

@@ -44,7 +44,7 @@ def folder_of(recipe: Recipe, path: Path | None) -> Path:
     """The folder of the data; an error if it is missing."""
     if path is None:
         what = "your files" if recipe.data == FOLDER else recipe.data
-        raise ValueError(f"the folder of {what} is needed: give it with --data")
+        raise ValueError(f"the folder of {what} is missing. Give it with --data.")
     return path
 
 
@@ -57,7 +57,7 @@ def made(kind: type, options: Mapping[str, Any], also: Sequence[str] = (), **set
     known = [*arguments, *also]
     for name in options:
         if name not in known:
-            problem = f"{name!r} is none of {kind.__name__} in a recipe: there are {', '.join(known)}"
+            problem = f"{name!r} is no option of {kind.__name__}. Choose from {', '.join(known)}."
             raise ValueError(f"recipe: data_options: {problem}")
     try:
         return kind(**options, **settings)
@@ -73,7 +73,7 @@ def generated(split: str, options: dict[str, Any]) -> dict[str, int]:
     seed = {"train": 0, "fit": 0, "validation": 1, "test": 2}[check(split)]
     name = "held_out" if seed else "size"
     if type(counts[name]) is not int or counts[name] < 1:
-        raise ValueError(f"recipe: data_options.{name} must be a whole number of at least 1, not {counts[name]!r}")
+        raise ValueError(f"recipe: data_options.{name} must be a whole number of at least 1, not {counts[name]!r}.")
     return {"size": counts[name], "seed": seed}
 
 
@@ -113,7 +113,7 @@ def check_labels(numbers: Tensor | None, count: int | None, what: str, setting: 
     """Reject labels beyond the `count` of `what` that the network has, set by `setting` in its config."""
     if numbers is not None and count is not None and numbers.numel() and int(numbers.max()) >= count:
         last = int(numbers.max())
-        words = f"the network has {count} {what}, and there is number {last}: at least {last + 1} are needed"
+        words = f"the network has {count} {what}, but the data has number {last}. Give at least {last + 1}."
         raise ValueError(f"recipe: model.{setting}: {words}")
 
 
@@ -123,7 +123,7 @@ def check_kind(file: Path, recordings: bool) -> None:
     from gridless.data.readers.bags import is_bag
 
     if file.is_dir() and not is_bag(file):
-        raise ValueError(f"{file} is a folder, and these weights take files: give those in it, {file}/*")
+        raise ValueError(f"{file} is a folder. Give the files in it: {file}/*")
     # Some suffixes are valid for both.
     right, wrong = (RECORDINGS, CLOUDS) if recordings else (CLOUDS, RECORDINGS)
     if file.suffix.lower() in wrong and file.suffix.lower() not in right:
@@ -143,5 +143,4 @@ def topic_of(recipe: Recipe | Mapping[str, Any], file: str | Path, topic: str | 
 def wrong_kind(file: Path, recordings: bool) -> ValueError:
     """The error for a cloud where a recording is needed, or the reverse."""
     actual, wanted = ("a cloud", "recordings") if recordings else ("a recording", "clouds")
-    remedy = "give --weights that were trained on such"
-    return ValueError(f"{file} is {actual}, and these weights are for {wanted}: {remedy}")
+    return ValueError(f"{file} is {actual}, but the weights are for {wanted}. Give other --weights.")

@@ -75,7 +75,7 @@ class ClassifyRecordings(NameExamples):
 
     def check_recipe(self, recipe: Recipe) -> None:
         if recipe.augment != Policy():
-            raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
+            raise ValueError("recipe: augment is only for clouds. For recordings use transforms.")
         for entry in [*(recipe.transforms or ()), *recipe.prepare]:
             transform_of(entry)
 
@@ -123,8 +123,8 @@ class ClassifyRecordings(NameExamples):
         model = {"sensor": list(prepared), **recipe.model, "classes": len(data.class_names)}
         if tuple(model["sensor"]) != prepared:
             of = "{0} x {1}".format
-            words = f"{of(*prepared)} pixels once they are prepared, and the network is for {of(*model['sensor'])}"
-            raise ValueError(f"recipe: model.sensor: recordings of {of(*recorded)} have {words}: leave it out")
+            words = f"are {of(*prepared)} when prepared, but the network is for {of(*model['sensor'])}"
+            raise ValueError(f"recipe: model.sensor: recordings of {of(*recorded)} {words}. Leave it out.")
         options = recipe.data_options if prepared == recorded else {**recipe.data_options, "sensor": list(recorded)}
         return _with_threshold(recipe.fitted(model=model, data_options=options), data)
 
@@ -205,7 +205,9 @@ class _RecordingFiles:
         file = listing.root / listing.files[i]
         events = self.folder.read_file(file)
         if max(events.sensor) > max(PACKED_SENSOR):
-            raise ValueError(f"{file}: {events.sensor[0]} x {events.sensor[1]} pixels are too many for a pack.")
+            raise ValueError(
+                f"{file}: {events.sensor[0]} x {events.sensor[1]} pixels are too many for a pack. Crop or pool pixels."
+            )
         facts = {"sensor": list(events.sensor)}
         return Item([(events._changed(sensor=PACKED_SENSOR), listing.labels[i])], facts)
 
@@ -232,7 +234,7 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, An
         )
         if len(data) and not int(data.sizes.min()):
             empty = path / listing.files[int(files[data.sizes.argmin()])]
-            raise ValueError(f"{empty}: there is no event in it. Remove it.")
+            raise ValueError(f"{empty}: the recording has no events. Remove it.")
         return data
 
     settings = ("recordings", str(folder.asked), str(folder.repair), folder.topic)
@@ -246,7 +248,8 @@ def _on_sensor(packed: Pack, sensor: tuple[int, int]) -> tuple[int, int]:
     width, height = packed.sensor
     if width > sensor[0] or height > sensor[1]:
         of = "{0} x {1}".format
-        raise ValueError(f"{packed.path}: recordings have {of(*packed.sensor)} pixels, more than {of(*sensor)}.")
+        problem = f"recordings have {of(*packed.sensor)} pixels, more than {of(*sensor)}"
+        raise ValueError(f"{packed.path}: {problem}. Give a larger data_options.sensor.")
     return sensor
 
 
@@ -293,7 +296,7 @@ def transform_of(entry: Any) -> EventTransform:
     known = {k: v for k, v in vars(augment).items() if isinstance(v, type) and issubclass(v, EventTransform)}
     known = {k: v for k, v in known.items() if k not in ("EventTransform", "Chain")}
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"recipe: transforms: no event transform {name!r}: there are {', '.join(sorted(known))}")
+        raise ValueError(f"recipe: transforms: unknown transform {name!r}. Choose from {', '.join(sorted(known))}.")
     try:
         return known[name](*(arguments if isinstance(arguments, list) else [arguments]))
     except TypeError as error:
@@ -371,7 +374,7 @@ def classify_events(
     events = read_events(file, sensor if "drop" in repair else None, repair, topic=topic)
     events = fitted(events, sensor, str(file))
     if not len(events):
-        raise ValueError(f"{file}: there is no event in it")
+        raise ValueError(f"{file}: the recording has no events. Leave it out.")
     data = TrainingSet.of(events, torch.zeros(1, dtype=torch.int64)).to(next(model.parameters()).device)
     return ClassifyRecordings().probabilities(model, data, recipe, 1, votes)[0].cpu()
 
@@ -394,6 +397,6 @@ def fitted(events: Events, sensor: tuple[int, int], what: str) -> Events:
     if len(events) and not bool((events.pixel < torch.tensor(sensor)).all()):
         raise ValueError(
             f"{what}: recorded with {events.sensor[0]} x {events.sensor[1]} pixels, but the network is for "
-            f"{sensor[0]} x {sensor[1]}: cut out or pool pixels first (gridless.augment), or train a network for it"
+            f"{sensor[0]} x {sensor[1]}. Crop or pool pixels first (gridless.augment), or train another network."
         )
     return events._changed(sensor=sensor)

@@ -12,7 +12,7 @@ from torch import Tensor
 def overlaps(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> tuple[Tensor, Tensor]:
     """Points in the intersection and in the union of each of `kinds` parts, in each of `count` examples."""
     if len(part) and int(part.max()) >= kinds:
-        raise ValueError(f"points have the part {int(part.max())}, but the network has {kinds}, numbered from 0")
+        raise ValueError(f"points have the part {int(part.max())}, but the network has {kinds}. Number parts from 0.")
 
     def counted(values: Tensor, rows: Tensor) -> Tensor:
         return torch.bincount(rows * kinds + values, minlength=count * kinds).view(count, kinds).double()

@@ -38,7 +38,7 @@ class LabelPoints(CloudTask):
     def check_recipe(self, recipe: Recipe) -> None:
         super().check_recipe(recipe)
         if recipe.votes > 1:
-            raise ValueError(f"recipe: votes are for classes, and of {recipe.data} the parts of points are learned")
+            raise ValueError(f"recipe: votes is {recipe.votes}, but {recipe.data} has no classes. Leave votes out.")
 
     def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
         import gridless.data as data
@@ -63,7 +63,7 @@ class LabelPoints(CloudTask):
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
         out = Path(options.get("out") or "parts")
         if len({stem(file) for file in files}) < len(files):
-            raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
+            raise ValueError(f"two of the files have the same name and would share one file in {out}. Use two calls.")
 
     def prediction(self, file: Path, written: Path, counts: Mapping[str, int]) -> FilePrediction:
         """The number of points of a file with each label, and the path of the labelled file."""
@@ -126,7 +126,7 @@ class LabelParts(LabelPoints):
 
         out = Path(options.get("out") or "parts")
         if out.suffix.lower() in (*CLOUDS, *OUTPUTS) and not out.is_dir():
-            raise ValueError(f"--out {out}: parts go to OUT/NAME.ply: give a folder")
+            raise ValueError(f"--out {out} is a file, but parts are written to OUT/NAME.ply. Give a folder.")
         super().check_files(files, options)
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
@@ -181,9 +181,9 @@ class LabelScenes(LabelPoints):
         out = Path(options.get("out") or "parts")
         suffix = out.suffix.lower()
         if len(files) > 1 and suffix in OUTPUTS and not out.is_dir():
-            raise ValueError(f"--out {out} is one file, and there are {len(files)} scenes: give a folder for them")
+            raise ValueError(f"--out {out} is one file for {len(files)} scenes. Give a folder.")
         if suffix in CLOUDS and suffix not in OUTPUTS and not out.is_dir():
-            raise ValueError(f"--out {out}: scenes are written as {', '.join(OUTPUTS)}: give one of these, or a folder")
+            raise ValueError(f"--out {out}: unsupported output format. Use {', '.join(OUTPUTS)}, or a folder.")
         super().check_files(files, options)
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:

@@ -41,7 +41,7 @@ class Storage:
 
     def __post_init__(self) -> None:
         if self.keep not in KEEP:
-            raise ValueError(f"keep must be one of {', '.join(KEEP)}, not {self.keep!r}")
+            raise ValueError(f"keep is {self.keep!r}. Give one of {', '.join(KEEP)}.")
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _pack(dataset: Any, path: Path, workers: int, about: dict[str, Any], **setti
     except OSError as error:
         if full(error) is None:
             raise
-        remedy = "Make room, or give another folder, --cache DIR; the same command goes on where it ended."
+        remedy = "Free some space, or give another folder (--cache DIR). The same command continues."
         raise OSError(error.errno, f"{full(error)} while packing {path}. {remedy}") from error
 
 
@@ -150,7 +150,7 @@ def _part_of(packed: Pack, split: str, recipe: Recipe, storage: Storage) -> Trai
     is_test = packed.about.get("split") == "test"
     if (splits.check(split) == "test") != is_test:
         remedy = "Test packs are made with gl.data.pack(..., about={'split': 'test'})."
-        raise ValueError(f"{packed.path}: this pack has no part {split!r}. {remedy}")
+        raise ValueError(f"{packed.path}: the pack has no part {split!r}. {remedy}")
     rows = range(len(packed))
     if split in ("fit", "validation"):
         numbers = packed.labels.tolist() if packed.labels.ndim == 1 and not packed.labels.is_floating_point() else []
@@ -199,6 +199,6 @@ def divided(whole: TrainingSet) -> dict[str, TrainingSet]:
 def check_labelled(data: TrainingSet, split: str) -> TrainingSet:
     """The same examples; refused if points should have labels, and none has."""
     if not data.is_labelled:
-        words = "nothing can be learned or judged: give files with labels, or evaluate with --split validation"
-        raise ValueError(f"the points of {split!r} have no labels: {words}")
+        remedy = "Give files with labels, or evaluate with --split validation."
+        raise ValueError(f"the points of {split!r} have no labels. {remedy}")
     return data

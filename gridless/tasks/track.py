@@ -59,7 +59,7 @@ class Track(Task):
 
     def check_recipe(self, recipe: Recipe) -> None:
         if recipe.augment != Policy() or recipe.prepare or recipe.transforms not in (None, []):
-            raise ValueError("recipe: augment, prepare and transforms do not move positions along. Leave them out.")
+            raise ValueError("recipe: augment, prepare and transforms do not transform positions. Leave them out.")
         for name, least in (("piece", 1), ("warm_up", 0)):
             value = recipe.data_options.get(name, least)
             if type(value) is not int or value < least:

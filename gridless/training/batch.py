@@ -211,8 +211,8 @@ def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure
         else:
             what, remedy = f"a {type(value).__name__}", ""
             if isinstance(value, Edges):
-                what, remedy = "edges of events", ": a network of form='scan' has none"
-            raise TypeError(f"{name}: {what} cannot be cut, or given a fixed size{remedy}")
+                what, remedy = "edges of events", " Build the network with form='scan'."
+            raise TypeError(f"{name}: {what} cannot be cut or padded to a fixed size.{remedy}")
 
 
 def unit(tensor: Tensor) -> int:

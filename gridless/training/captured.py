@@ -79,12 +79,12 @@ class Captured:
         if key not in self._steps:
             if len(self._steps) == MOST:
                 raise ValueError(
-                    f"gl.capture: {MOST} graphs have been made, each for one number of examples and one shape of "
-                    f"tensors, and this is another: {shapes}. What belongs to points travels with them: "
-                    "gl.Cloud.of(xyz, label=label)"
+                    f"gl.capture: all {MOST} graphs are in use, and {shapes} needs another one. "
+                    "Keep the batch size and shapes fixed, and put data of points into the cloud: "
+                    "gl.Cloud.of(xyz, label=label)."
                 )
             if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-                raise ValueError("gl.capture: graphs are captured for one process only: call the function itself")
+                raise ValueError("gl.capture: several processes are not supported. Call the step without gl.capture.")
             self._steps[key] = CapturedStep(len(batch.labels), self._steps, [t.clone() for t in tensors])
         step = self._steps[key]
         for mine, given in zip(step.tensors, tensors):
@@ -105,15 +105,15 @@ class Captured:
         if isinstance(first, Batch) and not tensors:
             return first, ()
         if not isinstance(first, Geometry) or not all(isinstance(t, Tensor) for t in tensors):
-            given = ", ".join(type(x).__name__ for x in (first, *tensors))
-            raise TypeError(
-                f"gl.capture: the step is called with a Geometry and tensors, or with one Batch, not ({given})"
-            )
+            types = ", ".join(type(x).__name__ for x in (first, *tensors))
+            raise TypeError(f"gl.capture: the step got ({types}). Pass a Geometry and tensors, or one Batch.")
         if self.plan is None or set(self.plan.steps) != set(first):
-            raise ValueError("gl.capture: pass the plan that makes the geometry: gl.capture(step, model.plan)")
+            raise ValueError(
+                "gl.capture: the geometry is from another plan. Pass its plan: gl.capture(step, model.plan)."
+            )
         whole: Any = next(value for name, value in first.items() if not self.plan.steps[name].inputs)
         if any(getattr(value, "padding", 0) for value in first.values()):
-            raise ValueError("gl.capture: batches are padded here: collate them without bucket=")
+            raise ValueError("gl.capture: the batch is padded already. Collate it without bucket=.")
         # The ends of the examples stand in for labels, which are among the tensors.
         return Batch(Group(self.plan, first, whole.splits[1:])), tensors
 
@@ -170,8 +170,8 @@ class _Optimiser:
                     group[name] = value.fill_(now)
                 elif now != value:
                     raise ValueError(
-                        f"gl.capture: {name} of an optimiser went from {value} to {now}, which a captured step does "
-                        "not see: only learning rates may change (for OneCycleLR, cycle_momentum=False)"
+                        f"gl.capture: {name} of an optimiser changed from {value} to {now}, but a captured step keeps "
+                        "the first value. Change only learning rates (OneCycleLR: cycle_momentum=False)."
                     )
         return False
 
@@ -247,8 +247,8 @@ def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
                 result = run()
         except RuntimeError as error:
             raise RuntimeError(
-                f"this step cannot be captured as a graph ({error}): inside it nothing may be read back from the "
-                "device (.item(), .cpu(), print, a condition on a tensor), and no tensor made of Python numbers there"
+                f"gl.capture: the step cannot be captured as a graph ({error}). Inside it, do not read tensors back "
+                "(.item(), .cpu(), print, a condition on a tensor), and do not make tensors from Python numbers."
             ) from error
         finally:
             if collects:
@@ -305,7 +305,7 @@ class Slot:
         """Overwrite this batch with another one that fits, and pad it."""
         group, k = batch.group, batch.number
         if group.layout != self._layout:
-            raise ValueError("a batch of other rows or types than the first does not fill its slot")
+            raise ValueError("Slot: the batch has other rows or types than the first batch. Use another slot for it.")
         if self._fill is not None:
             return self._fill(group, k)
         for mine, part, field, into in zip(self._tensors, group.parts(k), group.fields, self._into, strict=True):

@@ -76,17 +76,17 @@ def read_checkpoint(path: Path, recipe: Recipe, examples: str) -> dict[str, Any]
             before = Recipe.from_dict(saved["recipe"]).to_dict()
             count, digest = saved["examples"].split()
     except Exception as error:
-        remedy = "remove it and begin anew, without --resume"
-        raise ValueError(f"{path} is truncated, or no checkpoint of gridless train: {remedy} ({error})") from None
+        remedy = "Remove it and start again, without --resume."
+        raise ValueError(f"{path}: truncated, or no checkpoint of gridless train ({error}). {remedy}") from None
     if _is_foreign(saved):
-        remedy = "finish the run with that version, or begin anew in another folder (--out)"
-        raise ValueError(f"{path} was written by another version of gridless: {remedy}")
+        remedy = "Finish the run with that version, or start again in another folder (--out)."
+        raise ValueError(f"{path}: written by another version of gridless. {remedy}")
     changes = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(recipe.to_dict(), before)]
     if examples != f"{count} {digest}":
-        changes.append(f"the training examples are others, {examples.split()[0]} of them, was {count}")
+        changes.append(f"the training examples differ ({examples.split()[0]} of them, was {count})")
     if changes:
-        remedy = "give the same recipe and data, or choose another folder (--out)"
-        raise ValueError(f"{path} is of another run: {'; '.join(changes)}: {remedy}")
+        remedy = "Give the same recipe and data, or choose another folder (--out)."
+        raise ValueError(f"{path}: from another run, {'; '.join(changes)}. {remedy}")
     return saved
 
 
@@ -133,10 +133,10 @@ def check_folder(out: Path, resume: bool) -> None:
     # The results are written last.
     if (out / "weights.safetensors").exists() and not (last.is_file() and not (out / "results.json").exists()):
         start = shlex.quote(f"start={out / 'weights'}")
-        remedy = f"choose another folder (--out), where its weights may begin: --set {start}"
-        raise FileExistsError(f"{out} holds a run that has ended: {remedy}")
+        remedy = f"Choose another folder (--out). To start from its weights, add --set {start}."
+        raise FileExistsError(f"{out} holds a finished run. {remedy}")
     if last.is_file() and not resume:
-        remedy = "go on with it (--resume), or choose another folder (--out)"
-        raise FileExistsError(f"{out} holds a run already: {remedy}")
+        remedy = "Continue it (--resume), or choose another folder (--out)."
+        raise FileExistsError(f"{out} already holds a run. {remedy}")
     if resume and not last.is_file():
-        raise FileNotFoundError(f"nothing to resume: there is no {last}")
+        raise FileNotFoundError(f"--resume: there is no file {last}. Start the run without --resume.")

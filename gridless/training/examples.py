@@ -62,7 +62,7 @@ class TrainingSet:
         """
         if examples.num_examples != len(labels):
             what = "recordings" if isinstance(examples, Events) else "clouds"
-            raise ValueError(f"there are {examples.num_examples} {what} but {len(labels)} labels")
+            raise ValueError(f"{examples.num_examples} {what} have {len(labels)} labels. Give one label for each.")
         if isinstance(examples, Events):
             if not examples.is_checked:
                 examples.check("recordings")
@@ -89,7 +89,7 @@ class TrainingSet:
     def points(self) -> Tensor:
         """(N, P, D) coordinates of clouds that all have P points."""
         if self.even is None or isinstance(self.examples, Events):
-            raise ValueError("TrainingSet.points: the examples are no clouds of one size: use examples.coords")
+            raise ValueError("TrainingSet.points: the examples are not clouds of one size. Use examples.coords.")
         return self.examples.coords.view(len(self), self.even, -1)
 
     @property
@@ -226,7 +226,7 @@ def Clouds(
     """
     if points.ndim != 3 or len(points) != len(labels):
         shapes = f"{tuple(points.shape)} and {tuple(labels.shape)}"
-        raise ValueError(f"points must be (N, P, D) and labels (N), not {shapes}")
+        raise ValueError(f"points and labels have the shapes {shapes}. Give points (N, P, D) and labels (N).")
     directions = ("normal",) if "normal" in features else ()
     cloud = block(points, sizes, rows, directions=directions)
     return TrainingSet.of(cloud, labels, class_names, features=features, **more)

@@ -35,7 +35,9 @@ class Interrupt:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
         if isinstance(error, _Stop):
-            message = "interrupted; go on with --resume" if self.last.is_file() else "interrupted before a checkpoint"
+            message = (
+                "interrupted. Continue with --resume." if self.last.is_file() else "interrupted before a checkpoint."
+            )
             raise KeyboardInterrupt(message) from None
 
     def stop(self) -> None:

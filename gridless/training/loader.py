@@ -55,7 +55,9 @@ class Loader:
         epochs: int = 0,
     ) -> None:
         if batch_size < world:
-            raise ValueError(f"a batch of {batch_size} cannot be divided among {world} processes")
+            raise ValueError(
+                f"a batch of {batch_size} cannot be divided among {world} processes. Give a larger batch_size."
+            )
         self.data, self.plan, self.batch_size, self.augment, self.seed = data, plan, batch_size, augment, seed
         self.shuffle, self.rank, self.world, self.epochs = shuffle, rank, world, epochs
         # Number of batches whose geometry is computed together.

@@ -197,8 +197,8 @@ def _check_finite(run: Run, totals: Tensor) -> None:
     state, rate = run.state, run.recipe.learning_rate
     finite = [tensor.isfinite().all() for tensor in (totals, *state.model.state_dict().values())]
     if not bool(torch.stack(finite).all()):
-        remedy = f"give a smaller learning_rate (it is {rate:g}), or shorten gradients (clip=1)"
-        raise FloatingPointError(f"training diverged in epoch {(state.step - 1) // run.steps + 1}: {remedy}")
+        remedy = f"Give a smaller learning_rate (now {rate:g}), or clip gradients (clip=1)."
+        raise FloatingPointError(f"training diverged in epoch {(state.step - 1) // run.steps + 1}. {remedy}")
 
 
 def _finish(run: Run, out: Path, seconds: float) -> dict[str, Any]:

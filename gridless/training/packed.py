@@ -54,7 +54,7 @@ class PackedSet(TrainingSet):
     def of_pack(cls, pack: Pack, index: Tensor | None = None, keep: str = "auto", **more: Any) -> PackedSet:
         """The examples `index` of a pack, by default all. `keep` and `more` are fields of the set."""
         if keep not in KEEP:
-            raise ValueError(f"PackedSet: keep must be 'auto', 'disk' or 'memory', not {keep!r}.")
+            raise ValueError(f"PackedSet: keep is {keep!r}. Give 'auto', 'disk' or 'memory'.")
         index = torch.arange(len(pack)) if index is None else index.cpu()
         more = {"labels": pack.labels[index], **more}
         more["class_names"] = list(more.get("class_names", pack.class_names))

@@ -97,7 +97,7 @@ class Prefetch:
                 break
             except queue.Empty:
                 if not self.thread.is_alive() and self.ready.empty():
-                    raise RuntimeError("the thread that prepares batches has ended: iterate anew") from None
+                    raise RuntimeError("the thread that prepares batches has ended. Start a new iteration.") from None
         if error is not None:
             raise error
         current = torch.cuda.current_stream(self.device)

@@ -123,15 +123,15 @@ class Recipe(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ValueError("; ".join(_messages(error, values))) from None
+            raise ValueError(" ".join(_messages(error, values))) from None
         check_names(self.data_options.get("names"), "recipe: data_options: names")
         if self.frozen and self.start is None:
-            raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")
+            raise ValueError("recipe: frozen needs weights to start from. Add start: NAME.")
         if self.task_name in TASKS:
             task = find(self.task_name)
             if self.data not in task.data:
                 choices = task.data if self.task else data_names()
-                raise ValueError(f"recipe: data must be one of {', '.join(choices)}, not {self.data!r}")
+                raise ValueError(f"recipe: data must be one of {', '.join(choices)}, not {self.data!r}.")
             task.check_recipe(self)
 
     @property
@@ -146,8 +146,8 @@ class Recipe(BaseModel):
         model, start = values.get("model") or {}, values.get("start")
         if isinstance(model, dict) and "model" not in model and not isinstance(start, int | float | list | dict):
             if not start:
-                words = "give at least its name, model: {model: point_resnet_large}, or weights to begin with, start:"
-                raise ValueError(f"recipe: `model` is missing: {words}")
+                remedy = "Give a network, model: {model: point_resnet_large}, or weights, start: NAME."
+                raise ValueError(f"recipe: model is missing. {remedy}")
             from gridless.weights import read_about
 
             values["model"] = {**read_about(start)[1]["model"], **model}
@@ -193,10 +193,11 @@ class Recipe(BaseModel):
         parts = dict(model.named_children())
         for name in self.frozen:
             if name not in parts:
-                raise ValueError(f"recipe: frozen: the network has no part {name!r}: there are {', '.join(parts)}")
+                raise ValueError(f"recipe: frozen: the network has no part {name!r}. Choose from {', '.join(parts)}.")
             for tensor in parts[name].state_dict():
                 if f"{name}.{tensor}" not in taken:
-                    raise ValueError(f"recipe: frozen: the weights {self.start!r} have no {name}.{tensor} that fits")
+                    missing = f"the weights {self.start!r} have no {name}.{tensor} of this shape"
+                    raise ValueError(f"recipe: frozen: {missing}. Leave {name} out, or start from other weights.")
             parts[name].requires_grad_(False)
         return model
 
@@ -243,7 +244,7 @@ def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         if outer not in Recipe.model_fields:
             raise ValueError(_unknown("recipe", outer, Recipe))
         if outer not in _WITH_NAMES:
-            raise ValueError(f"recipe: {outer} is one value, without {inner!r} in it: give {outer}=VALUE")
+            raise ValueError(f"recipe: {outer} is one value and has no entry {inner!r}. Give {outer}=VALUE.")
         values[outer] = {**(values.get(outer) or {}), inner: value}
     return values
 
@@ -274,15 +275,15 @@ def _messages(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
             messages.append(_unknown("recipe: augment" if kind is _Augment else "recipe", str(names[0]), kind))
         elif kind is _Augment and names[0] == "scale":
             scale = values["augment"]["scale"]
-            messages.append(f"recipe: augment.scale must be two numbers, such as [0.8, 1.25], not {scale!r}")
+            messages.append(f"recipe: augment.scale must be two numbers, such as [0.8, 1.25], not {scale!r}.")
         else:
             must = _TYPES.get(entry["type"]) or _bounds(kind.model_fields[str(names[0])])
-            messages.append(f"recipe: {'.'.join(map(str, entry['loc']))} must be {must}, not {entry['input']!r}")
+            messages.append(f"recipe: {'.'.join(map(str, entry['loc']))} must be {must}, not {entry['input']!r}.")
     return list(dict.fromkeys(messages))
 
 
 def _unknown(where: str, name: str, kind: Any) -> str:
-    return f"{where}: unknown entry {name!r}: there are {', '.join(kind.model_fields)}"
+    return f"{where}: unknown entry {name!r}. Choose from {', '.join(kind.model_fields)}."
 
 
 def _bounds(field: Any) -> str:
@@ -312,15 +313,14 @@ def load_recipe(name: str | Path, changes: Mapping[str, Any] | None = None) -> R
     if path.suffix not in (".yaml", ".yml"):
         known = available()
         if str(name) not in known:
-            raise ValueError(
-                f"unknown recipe {str(name)!r}: there are {', '.join(known) or 'none'}, or give a YAML file"
-            )
+            names = ", ".join(known) or "none"
+            raise ValueError(f"unknown recipe {str(name)!r}. Choose from {names}, or give a YAML file.")
         path = known[str(name)]
     if not path.is_file():
-        raise FileNotFoundError(f"no recipe at {path}")
+        raise FileNotFoundError(f"recipe: there is no file {path}. Check the path.")
     values = read_yaml(path.read_bytes(), str(path))
     if not isinstance(values, dict):
-        raise ValueError(f"{path} must be a mapping of names to values")
+        raise ValueError(f"{path}: not a mapping of names to values. Write one NAME: VALUE per line.")
     return Recipe.from_dict(change(values, changes or {}))
 
 
@@ -332,7 +332,9 @@ class _Plain(yaml.SafeLoader):
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError(f"an alias, *{self.peek_event().anchor}: write the value out")
+            raise yaml.YAMLError(
+                f"aliases, such as *{self.peek_event().anchor}, are not supported. Write the value out."
+            )
         return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> Any:
@@ -341,7 +343,7 @@ class _Plain(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key.value, str) and key.value in names:
                 line = key.start_mark.line + 1
-                raise yaml.YAMLError(f"{key.value!r} is there twice, the second time in line {line}: keep one of them")
+                raise yaml.YAMLError(f"{key.value!r} is repeated in line {line}. Keep one entry.")
             names.add(key.value if isinstance(key.value, str) else id(key))
         return node
 
@@ -355,4 +357,4 @@ def read_yaml(text: str | bytes, what: str) -> Any:
     try:
         return yaml.load(text, _Plain)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what} is not YAML that can be used here: {error}") from None
+        raise ValueError(f"{what}: invalid YAML: {error}") from None

@@ -33,7 +33,7 @@ def run_seeds(train: Callable[..., Any], options: dict[str, Any], out: Path, cou
     from gridless.training.recipe import load_recipe
 
     if options.get("devices", 1) * options.get("nodes", 1) > 1:
-        raise ValueError(f"--seeds {count}: runs follow each other in one process. Leave --devices and --nodes out.")
+        raise ValueError(f"--seeds {count} needs a single process. Leave --devices and --nodes out.")
     first = options["seed"] if options.get("seed") is not None else load_recipe(options["recipe"]).seed
     seeds, results = list(range(first, first + count)), []
     summary: dict[str, Any] = {}

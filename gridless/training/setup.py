@@ -116,9 +116,9 @@ def _spread(fabric: Fabric, model: nn.Module, task: Any) -> Callable[[Any, Batch
 def check_settings(recipe: Recipe, device: torch.device, alone: bool) -> None:
     """Reject settings of a recipe that the device, or a run of several processes, does not support."""
     if recipe.precision == "bf16" and device.type == "cpu":
-        raise ValueError("recipe: precision: bf16 is for a GPU, and the CPU computes in 32 bits: --set precision=32")
+        raise ValueError("recipe: precision bf16 needs a GPU. On the CPU add --set precision=32.")
     if recipe.capture and not alone:
-        raise ValueError("capture: graphs are captured for one process only: leave it off with several devices")
+        raise ValueError("recipe: capture needs a single process. With several devices add --set capture=false.")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     On the CPU both are float32, because a CPU without bfloat16 instructions takes 40 times as long with bfloat16.
     """
     if precision not in ("32", "bf16"):
-        raise ValueError(f"precision must be '32' or 'bf16', not {precision!r}")
+        raise ValueError(f"precision is {precision!r}. Give '32' or 'bf16'.")
     rounded = precision == "bf16" and device.type != "cpu"
     return torch.autocast(device.type, torch.bfloat16) if rounded else nullcontext()
 
@@ -122,7 +122,7 @@ class TrainStep:
         self.totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.frozen = [part for part in model.children() if not any(p.requires_grad for p in part.parameters())]
         if capture and self.device.type != "cuda":
-            raise ValueError("capturing graphs needs a CUDA device: leave capture off")
+            raise ValueError(f"capture needs a CUDA device, not {self.device}. Leave capture off.")
         self.captured = captured(self.run) if capture else None
 
     def __call__(self, batch: Batch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -49,7 +50,7 @@ def test_loading_leaves_the_random_state_but_a_new_head_is_another_each_time(sav
 
 
 def test_a_path_in_the_place_of_the_network_is_refused_with_the_order(saved):
-    with pytest.raises(TypeError, match=r"^save: .*gl.save\(model, path\).* str"):
+    with pytest.raises(TypeError, match=r"^save: .* str.*gl\.save\(model, path\)"):
         gl.save("x", saved[0])  # type: ignore[arg-type]
 
 
@@ -76,7 +77,7 @@ def test_weights_are_found_by_path_by_name_in_this_folder_and_with_their_class(s
 
 
 def test_more_names_than_classes_are_not_saved(tmp_path):
-    words = "^save: 4 class_names.* 3 classes"
+    words = "^save: class_names.* 4 .* 3 classes"
     with pytest.raises(ValueError, match=words):
         gl.save(gl.models.point_resnet_small(3), tmp_path / "net", class_names=list("abcd"))
     model, arguments = Own(classes=3), {"classes": 3}
@@ -89,7 +90,7 @@ def test_names_of_classes_are_a_list_of_any_kind_but_not_one_word(tmp_path):
     model = gl.models.point_resnet_small(3)
     path = gl.save(model, tmp_path / "net", class_names=np.array(["a", "b", "c"]))
     assert gl.load(path).about["class_names"] == ["a", "b", "c"]
-    with pytest.raises(TypeError, match=r"^save: class_names: .*\['abc', ...\]"):
+    with pytest.raises(TypeError, match=r"^save: class_names.*\['abc', ...\]"):
         gl.save(model, tmp_path / "other", class_names="abc")
 
 
@@ -102,7 +103,7 @@ def test_weights_of_16_bits_are_half_as_large_and_load_as_float32(saved, tmp_pat
         mine = model.state_dict()[name]
         assert tensor.dtype == mine.dtype, name
         assert torch.equal(tensor, mine.half().float() if mine.ndim > 1 else mine), name
-    with pytest.raises(ValueError, match=r"^save: .* bits, not 8"):
+    with pytest.raises(ValueError, match=r"^save: bits.* 8\b"):
         gl.save(model, tmp_path / "none", bits=8)
     with torch.no_grad():
         model.head[2].weight[0, 0] = 1e5
@@ -112,7 +113,7 @@ def test_weights_of_16_bits_are_half_as_large_and_load_as_float32(saved, tmp_pat
 
 
 def test_unknown_weights_list_what_exists():
-    with pytest.raises(ValueError, match=r"'modelnet40-hug': .*modelnet40-large"):
+    with pytest.raises(ValueError, match=r"'modelnet40-hug'.*modelnet40-large"):
         gl.load("modelnet40-hug")
 
 
@@ -284,17 +285,17 @@ def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_pa
     ("classes", "words"),
     [
         ("mug", r".*\['mug', ...\]"),
-        (0, ".* not 0"),
-        (-2, ".* not -2"),
-        (2.5, ".* not 2.5"),
-        (True, ".* not True"),
-        ([], ".* not 0"),
-        (["a", 1], r".* not \['a', 1\]"),
+        (0, r".* 0\."),
+        (-2, r".* -2\."),
+        (2.5, r".* 2\.5\."),
+        (True, ".* True"),
+        ([], r".* 0\."),
+        (["a", 1], r".* \['a', 1\]"),
         (["a", "b", "a"], "'a' .*twice"),
     ],
 )
 def test_classes_that_cannot_be_are_refused_by_name(saved, classes, words):
-    with pytest.raises((TypeError, ValueError), match=f"^load: classes: {words}"):
+    with pytest.raises((TypeError, ValueError), match=f"^load: classes.*{words}"):
         gl.load(saved[1], classes=classes)
 
 
@@ -312,7 +313,7 @@ def test_a_recipe_may_take_its_network_from_the_weights_it_begins_with(saved):
     made = recipe.make_model().state_dict()
     assert made["head.5.bias"].shape == (7,)
     assert torch.equal(made["stem.weight"], model.state_dict()["stem.weight"])
-    with pytest.raises(ValueError, match="`model`"):
+    with pytest.raises(ValueError, match="model is missing"):
         Recipe.from_dict({"epochs": 3})
 
 
@@ -372,9 +373,9 @@ def test_a_low_probability_suggests_its_likely_causes(saved, tmp_path, capsys, o
     ("words", "error"),
     [
         (["predict", "no-such.ply"], "no-such.ply"),
-        (["train", "modelnet40-hug", "--data", "."], "'modelnet40-hug': "),
+        (["train", "modelnet40-hug", "--data", "."], "'modelnet40-hug'"),
         (["train", "modelnet40-large", "--data", "/no/such"], "/no/such"),
-        (["train", "modelnet40-large", "--data", ".", "--set", "epochs"], "--set takes NAME=VALUE"),
+        (["train", "modelnet40-large", "--data", ".", "--set", "epochs"], "NAME=VALUE"),
         (["train", "modelnet40-large", "--data", ".", "--set", "epoch=1"], "'epoch'"),
         (["train", "modelnet40-large", "--data", ".", "--set", "epochs=[&a [], *a]"], "--set epochs=[&a [], *a]: "),
         (["train"], "gridless train: Missing argument '"),
@@ -383,23 +384,23 @@ def test_a_low_probability_suggests_its_likely_causes(saved, tmp_path, capsys, o
         (["precompute", "shapes", "--cache", "/proc/x/y"], "/proc"),
         (
             ["predict", "recording.aedat4"],
-            "recording.aedat4 is a recording",
+            "recording.aedat4",
         ),
-        (["predict", "."], ". is a folder"),
+        (["predict", "."], ". is a folder. Give"),
         (["predict", "one.npy", "--top", "0"], "gridless predict: Invalid value for '--top': "),
         (["predict", "one.npy", "--tile", "0"], "--tile "),
         (["train", "shapes", "--set", "epochs=abc"], "recipe: epochs "),
         (["train", "shapes", "--set", "epochs=[1"], "--set epochs=[1: "),
         pytest.param(
             ["train", "own-clouds", "--data", "nowhere", "--device", "cuda", "--out", "no-such-run"],
-            "device 'cuda' ",
+            "'cuda'",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
-        (["train", "shapes", "--device", "mps", "--out", "no-such-run"], "not 'mps'"),
+        (["train", "shapes", "--device", "mps", "--out", "no-such-run"], "'mps'"),
         (["predict", "one.npy", "--out", "answers.json"], "--out "),
         (["predict", "one.npy", "--repair", "drop"], "--repair "),
         (["predict", "one.npy", "--workers", "2"], "--workers "),
-        (["nonsense"], "'nonsense': "),
+        (["nonsense"], "'nonsense'"),
     ],
 )
 def test_errors_are_one_line(words, error, saved, capsys):
@@ -414,7 +415,7 @@ def test_errors_are_one_line(words, error, saved, capsys):
 
 def test_the_folder_of_a_run_is_told_from_its_weights(saved, tmp_path):
     gl.save(saved[0], tmp_path / "run" / "weights")
-    with pytest.raises(FileNotFoundError, match=r"run is the folder of a run.*weights"):
+    with pytest.raises(FileNotFoundError, match=r"run\b.*folder.*weights"):
         gl.load(tmp_path / "run")
 
 
@@ -438,7 +439,7 @@ def test_files_whose_suffix_recordings_have_too_are_read_as_clouds(saved, tmp_pa
 def test_clouds_are_refused_by_weights_for_recordings(tmp_path, capsys):
     gl.save(models.event_resnet(3, (16, 16), width=8, levels=2, pooled=0), tmp_path / "net")
     assert main(["predict", "scan.ply", "--weights", str(tmp_path / "net.safetensors")]) == 1
-    assert "scan.ply is a cloud" in capsys.readouterr().err
+    assert re.search(r"scan\.ply.*cloud.*recordings", capsys.readouterr().err)
 
 
 @pytest.mark.slow
@@ -463,11 +464,11 @@ def test_numbers_below_one_are_refused_by_name(option, tmp_path, capsys):
     ("change", "error"),
     [
         ("data_options.size=0", "data_options.size "),
-        ("data_options.held_out=few", "not 'few'"),
+        ("data_options.held_out=few", "'few'"),
         ("data_options.nonsense=1", "'nonsense' "),
         ("data_options.seed=1", "'seed' "),
         ("model.classes=3", "3 classes"),
-        ("precision=bf16", "precision: bf16 "),
+        ("precision=bf16", "bf16"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_before_a_run_begins(tmp_path, capsys, change, error):
@@ -480,7 +481,7 @@ def test_settings_that_make_no_sense_are_refused_before_a_run_begins(tmp_path, c
 @pytest.mark.parametrize("data", ["modelnet40", "shapenetpart", "semantickitti", "n_cars"])
 def test_every_data_set_refuses_options_that_it_does_not_have(tmp_path, data):
     recipe = Recipe.from_dict({"model": {"model": "point_unet"}, "data": data, "data_options": {"nonsense": 1}})
-    with pytest.raises(ValueError, match="data_options: 'nonsense'"):
+    with pytest.raises(ValueError, match=r"data_options.*'nonsense'"):
         load_data(recipe, tmp_path, "fit")
 
 
@@ -491,8 +492,7 @@ def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
     assert main(["train", "shapes", "--epochs", "2", "--out", str(tmp_path), "--device", "cpu", *changes]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "gridless train: training diverged in epoch " in err
-    assert "give a smaller learning_rate (it is 1e+30)" in err
+    assert re.search(r"gridless train: .*diverged in epoch \d.*learning_rate.*1e\+30", err)
 
 
 @pytest.mark.slow
@@ -583,7 +583,7 @@ BOMB = "model: {model: point_resnet_large}\ndata_options:\n  a0: &a0 [x, x]\n" +
 )
 def test_a_recipe_that_means_harm_is_refused_by_name(tmp_path, text):
     (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"bad\.yaml "):
+    with pytest.raises(ValueError, match=r"bad\.yaml"):
         load_recipe(tmp_path / "bad.yaml")
 
 
@@ -639,22 +639,22 @@ def test_bad_clouds_are_refused_with_a_reason():
 @pytest.mark.parametrize(
     ("how", "hint"),
     [
-        ({}, "too sparse: use more points"),
-        ({"keep_scale": True}, "too sparse, or in other units than those of training"),
+        ({}, r"more points\.$"),
+        ({"keep_scale": True}, "units of training"),
     ],
 )
 def test_a_cloud_whose_points_have_no_neighbours_is_warned_of_with_what_may_help(how, hint):
     model = models.PointResNet(3, width=8, levels=1)
-    with pytest.warns(UserWarning, match=rf"x.ply: 100% of the points have no neighbour .*: the cloud is {hint}$"):
+    with pytest.warns(UserWarning, match=rf"x\.ply.*100%.*neighbour.*{hint}"):
         check_scale(model.plan(shapes(1).points[0] * 100), "x.ply", Preparation(**how))
 
 
 def test_the_warning_of_a_sparse_cloud_names_the_line_of_the_caller(saved, tmp_path):
     np.save(tmp_path / "x.npy", shapes(1).points[0].numpy())
-    with pytest.warns(UserWarning, match="too sparse") as found:
+    with pytest.warns(UserWarning, match="no neighbour") as found:
         gl.training.classify(gl.load(saved[1]), tmp_path / "x.npy", points=8)
     parts = gl.load(gl.save(models.PointUNetPlus([3], width=8, levels=1, hidden=16), tmp_path / "parts"))
-    with pytest.warns(UserWarning, match="too sparse") as again:
+    with pytest.warns(UserWarning, match="no neighbour") as again:
         write_parts(parts, tmp_path / "x.npy", tmp_path, points=8)
     assert {one.filename for one in (*found, *again)} == {__file__}
 
@@ -668,12 +668,12 @@ def test_warnings_of_a_command_are_one_line(saved, tmp_path, capsys):
     assert line.startswith(f"gridless: {tmp_path / 'x.npy'}: 62% of the points")
     assert doubt.startswith("gridless predict: ")
     assert warnings.showwarning is before
-    with pytest.warns(UserWarning, match="too sparse"):
+    with pytest.warns(UserWarning, match="no neighbour"):
         main([*words, "--debug"])
 
 
 def test_points_at_hand_are_no_file(saved):
-    with pytest.raises(TypeError, match=r"^classify: .*model\(model.plan\(points\)\).* Tensor"):
+    with pytest.raises(TypeError, match=r"^classify: .*Tensor.*model\(model.plan\(points\)\)"):
         gl.training.classify(saved[0], torch.rand(9, 3))
 
 
@@ -683,14 +683,14 @@ def test_a_file_that_would_become_a_folder_is_refused(tmp_path, capsys):
     np.save(tmp_path / "one.npy", np.zeros((9, 3), np.float32))
     words = ["predict", str(tmp_path / "one.npy"), "--device", "cpu", "--out", str(tmp_path / "x.xyz"), "--weights"]
     assert main([*words, str(scenes)]) == 1
-    assert "x.xyz: " in capsys.readouterr().err
+    assert re.search(r"--out .*x\.xyz", capsys.readouterr().err)
     assert main([*words, str(parts)]) == 1
     assert "OUT/NAME.ply" in capsys.readouterr().err
     np.save(tmp_path / "two.npy", np.zeros((9, 3), np.float32))
     files = [str(tmp_path / name) for name in ("one.npy", "two.npy")]
     more = ["--device", "cpu", "--weights", str(scenes)]
     assert main(["predict", *files, *more, "--out", str(tmp_path / "x.ply")]) == 1
-    assert "x.ply is one file" in capsys.readouterr().err
+    assert re.search("--out .*x.ply.*2 scenes", capsys.readouterr().err)
     assert main(["predict", files[0], *more, "--votes", "3"]) == 1
     assert "--votes " in capsys.readouterr().err
     assert not (tmp_path / "x.xyz").exists()
@@ -713,7 +713,7 @@ def test_predict_goes_on_after_a_file_that_it_cannot_use(saved, tmp_path, capsys
     assert "rec.aedat4 is a recording" in lines[2]
     assert "empty.xyz" in lines[3]
     assert "2 of 6 files have under 40%" in lines[4]
-    assert "4 of 6 files have no answer" in lines[5]
+    assert "4 of 6 files" in lines[5]
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv"])
@@ -721,7 +721,7 @@ def test_a_recording_in_a_format_of_clouds_is_called_one(saved, tmp_path, capsys
     file, step = tmp_path / f"digit{suffix}", torch.arange(99)
     gl.write_events(file, gl.Events.of({"x": step % 9, "y": step % 7, "t": 10 * step, "p": step % 2}, sensor=(9, 7)))
     assert main(["predict", str(file), "--weights", str(saved[1]), "--device", "cpu"]) == 1
-    assert f"{file.name} is a recording" in capsys.readouterr().err
+    assert re.search(f"{file.name}.*recording.*clouds", capsys.readouterr().err)
 
 
 def test_files_without_points_say_so(saved, tmp_path):
@@ -744,7 +744,7 @@ def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
     for name in ("gridless.training.run", "gridless.training.loop", "gridless.training.setup"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["train", "shapes"]) == 1
-    assert capsys.readouterr().err.rstrip().endswith(": pip install lightning")
+    assert capsys.readouterr().err.rstrip().endswith("pip install lightning")
 
 
 def test_kernels_that_do_not_exist_are_refused_with_those_that_do(capsys):

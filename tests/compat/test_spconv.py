@@ -155,7 +155,7 @@ def test_layers_of_one_key_share_what_was_found():
         spconv.SubMConv3d(4, 4, (3, 3, 1), indice_key="a").double()(out)
     with pytest.raises(AssertionError, match="'a'"):
         spconv.SparseConv3d(4, 4, 3, indice_key="a").double()(out)
-    with pytest.raises(AssertionError, match="4 channels in, 6"):
+    with pytest.raises(AssertionError, match=r"4 channels.* 6"):
         spconv.SubMConv3d(6, 4, 3)(x)
 
 

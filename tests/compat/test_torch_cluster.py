@@ -151,7 +151,7 @@ def test_fps_takes_ratios_of_every_kind(dtype, dim):
     for ratio in (None, 0.5, torch.tensor([0.5])):
         assert fps(x, None, ratio, False).sort().values.tolist() == [0, 5, 6, 7]
     assert fps(x, batch * 2, torch.tensor([0.25, 0.5, 0.75]), False).tolist() == [0, 4, 6, 5]
-    with pytest.raises(ValueError, match="ratio must be above 0"):
+    with pytest.raises(ValueError, match=r"ratio.*0\.0"):
         fps(x, ratio=0.0)
 
 
@@ -188,11 +188,11 @@ def test_nothing_is_found_in_nothing_and_bad_batches_are_refused():
         assert radius(a, b, 1.0).shape == knn(a, b, 2).shape == (2, 0)
     assert fps(none).tolist() == []
     assert grid_cluster(none, torch.ones(3)).tolist() == []
-    with pytest.raises(ValueError, match="batch_x is not sorted"):
+    with pytest.raises(ValueError, match=r"batch_x.*sorted"):
         knn(x, x, 2, torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1]))
     with pytest.raises(ValueError, match="both batch_x and batch_y"):
         knn(x, x, 2, torch.tensor([0, 0, 1, 1]))
-    with pytest.raises(ValueError, match="runs from 0 to 3"):
+    with pytest.raises(ValueError, match=r"batch_x.* 3"):
         knn(x, x, 2, torch.tensor([0, 0, 1, 3]), torch.tensor([0, 0, 1, 3]), batch_size=2)
 
 
@@ -202,9 +202,7 @@ def test_points_that_are_not_finite_and_numbers_below_nothing_are_refused(dim):
     for refused in (
         lambda: radius_graph(x, 1.0, max_num_neighbors=-1), lambda: knn_graph(x, -1), lambda: knn(x, x, 0),
     ):  # fmt: skip
-        with pytest.raises(
-            ValueError, match=r"(max_num_neighbors|k) must be a whole number of at least ., not (-1|0)$"
-        ):
+        with pytest.raises(ValueError, match=r"(max_num_neighbors|k)\b.*(-1|0)$"):
             refused()
     x[2, 1] = math.nan
     for refused in (lambda: radius_graph(x, 1.0), lambda: knn_graph(x, 1), lambda: fps(x)):

@@ -143,7 +143,7 @@ def test_scans_without_labels_are_read_but_neither_learned_nor_judged(release, t
     with pytest.raises(FileNotFoundError, match=r"1 of .*6 scans of 'fit' .*03/labels/000001.label"):
         load_data(recipe, release, "fit")
     assert (gl.data.SemanticKITTI(release, "test").example(0).rows["label"] == -1).all()
-    with pytest.raises(ValueError, match=r"'test' .*labels.* --split validation"):
+    with pytest.raises(ValueError, match=r"'test'.*labels.*--split validation"):
         load_data(recipe, release, "test")
 
 

@@ -515,19 +515,19 @@ def test_the_golden_recording_is_in_order_and_on_the_sensor():
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path):
     model = small("stream")
-    with pytest.raises(ValueError, match="bits, not 8"):
+    with pytest.raises(ValueError, match=r"bits.* 8\b"):
         gl.export(model, tmp_path / "a", bits=8)
-    with pytest.raises(ValueError, match=r"chunk .*not 0"):
+    with pytest.raises(ValueError, match=r"chunk.* 0\b"):
         gl.export(model, tmp_path / "a", chunk=0)
     with pytest.raises(ValueError, match=r"1e\+11 us of X1 .*14 MB"):
         gl.export(small("stream", decay_time=1e11), tmp_path / "a")
     with pytest.raises(FileNotFoundError, match=r"network\.c"):
         list(check(tmp_path))
     (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match="file is a file"):
+    with pytest.raises(NotADirectoryError, match="file"):
         gl.export(model, tmp_path / "file")
     (tmp_path / "network.c").touch()
-    with pytest.raises(ValueError, match=r"'gcc'.*this machine, x86_64-linux-musl"):
+    with pytest.raises(ValueError, match=r"'gcc'.*x86_64-linux-musl"):
         list(check(tmp_path, chosen=[("gcc", ["gcc", "-O2"])]))
     model.head.logits.bias.data[0] = float("nan")
     with pytest.raises(ValueError, match=r"bias of head\.logits"):
@@ -679,13 +679,13 @@ def test_a_failing_test_and_other_bits_are_told(tmp_path: Path, monkeypatch: pyt
         pytest.skip("no C compiler")
     golden = (folder / "golden.h").read_text()
     (folder / "golden.h").write_text(golden.replace("golden_logits[] = {", "golden_logits[] = {1e3, "))
-    with pytest.raises(ValueError, match="not the golden logits"):
+    with pytest.raises(ValueError, match="golden logits"):
         list(check(folder, 4000, local("-O0")[:1]))
     (folder / "golden.h").write_text(golden)
     code = (folder / "network.c").read_text()
     spoilt = re.sub(r"(answer\(\(struct state.*;) }", r"\1 logits[0] = 1e39f - 1e39f; }", code)
     (folder / "network.c").write_text(spoilt)
-    with pytest.raises(ValueError, match=r"relative error -?nan[^$]*not the golden logits"):
+    with pytest.raises(ValueError, match=r"relative error -?nan[^$]*golden logits"):
         list(check(folder, 4000, local("-O0", "-w")[:1]))
     (folder / "network.c").write_text(code)
     digits = iter("ab")

@@ -132,27 +132,27 @@ def half_of(module, geometry):
         (lambda m, x, g, s: m.extra(x), nn.GroupNorm(2, 6), r"layer 'extra' \(GroupNorm\)"),
         (lambda m, x, g, s: m.extra(x), nn.ELU(0.5), r"ELU\(alpha=0\.5\)"),
         (lambda m, x, g, s: m.extra(x), replaced(nn.ReLU()), r"layer 'extra' \(ReLU\)"),
-        (forgetful, conv, "called without the memory"),
-        (lambda m, x, g, s: m.extra(x), conv, "'extra' .EventConv. with these arguments .* argument: 'geometry'"),
-        (lambda m, x, g, s: m.extra(x, g, s)[:, 0, 1], voxels, "an index"),
-        (lambda m, x, g, s: x[:, ::2], None, "an index"),
-        (lambda m, x, g, s: x + m.extra(x, g, s).mean(), pool, "not over all cells"),
-        (lambda m, x, g, s: x * g[m.coarse].time[:, None], None, "the attribute time of events"),
-        (lambda m, x, g, s: x @ m.extra, nn.Parameter(torch.rand(6)), "not of a value and a constant matrix"),
+        (forgetful, conv, "memory"),
+        (lambda m, x, g, s: m.extra(x), conv, "'extra'.*EventConv.*'geometry'"),
+        (lambda m, x, g, s: m.extra(x, g, s)[:, 0, 1], voxels, "index"),
+        (lambda m, x, g, s: x[:, ::2], None, "index"),
+        (lambda m, x, g, s: x + m.extra(x, g, s).mean(), pool, "mean.*cells"),
+        (lambda m, x, g, s: x * g[m.coarse].time[:, None], None, "attribute time"),
+        (lambda m, x, g, s: x @ m.extra, nn.Parameter(torch.rand(6)), "constant matrix"),
         (branching, None, "cannot be read"),
         (lambda m, x, g, s: x // x, None, "floordiv"),
         (lambda m, x, g, s: g["X9"].cause, None, "X9"),
-        (lambda m, x, g, s: x + x.int(), None, "int .a value rounded to whole numbers"),
-        (lambda m, x, g, s: x + x.to(torch.int64), None, "rounded to torch.int64"),
+        (lambda m, x, g, s: x + x.int(), None, "int.*whole numbers"),
+        (lambda m, x, g, s: x + x.to(torch.int64), None, "torch.int64"),
         (lambda m, x, g, s: functional.dropout(x), None, "training=self.training"),
-        (lambda m, x, g, s: x * m.extra, nn.Parameter(torch.rand(6, 1)), "mul with a constant of this shape"),
-        (lambda m, x, g, s: x + m.extra, nn.Parameter(torch.rand(1, 1, 6)), "add with a constant of this shape"),
+        (lambda m, x, g, s: x * m.extra, nn.Parameter(torch.rand(6, 1)), "mul.*shape"),
+        (lambda m, x, g, s: x + m.extra, nn.Parameter(torch.rand(1, 1, 6)), "add.*shape"),
         (lambda m, x, g, s: x + functional.embedding(half_of(m, g), m.extra), nn.Parameter(torch.rand(9, 6)), "0.5"),
         (lambda m, x, g, s: x + m.extra(half_of(m, g)), nn.Embedding(30, 6), "0.5"),
-        (lambda m, x, g, s: x + m.extra(g[m.coarse].pixel[:, 0]), nn.Embedding(5, 6), "rows 0 to 5 of a table of 5"),
+        (lambda m, x, g, s: x + m.extra(g[m.coarse].pixel[:, 0]), nn.Embedding(5, 6), "0 to 5.* 5"),
         (lambda m, x, g, s: x + m.extra(g[m.coarse].pixel[:, 0]), nn.Embedding(6, 6, max_norm=1), "max_norm"),
-        (lambda m, x, g, s: x + x[:, :3].add_(1).sum(), None, "add_, which changes a value and its parts in place"),
-        (lambda m, x, g, s: x + functional.elu(x, 0.5), None, "elu with alpha=0.5"),
+        (lambda m, x, g, s: x + x[:, :3].add_(1).sum(), None, "add_.*in place"),
+        (lambda m, x, g, s: x + functional.elu(x, 0.5), None, "elu.*alpha=0.5"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, words):
@@ -191,7 +191,7 @@ class Unrelated(nn.Module):
 def test_streams_that_cannot_see_each_other_are_refused_before_anything_is_written():
     with pytest.raises(ValueError, match=r"second .*X1 to X2"):
         Program.of(Unrelated(siblings=True).eval())
-    with pytest.raises(ValueError, match=r"first .* 1, .* X1 has \(10, 10\)"):
+    with pytest.raises(ValueError, match=r"first .*\b1\b.*X1.*\(10, 10\)"):
         Program.of(Unrelated(siblings=False).eval())
 
 
@@ -204,7 +204,7 @@ class Returns(Small):
     ("after", "words"),
     [
         (lambda m, x, g, s: (x, x), "tuple"),
-        (lambda m, x, g, s: m.logits.bias, "rows that events bring"),
+        (lambda m, x, g, s: m.logits.bias, "forward must return"),
         (lambda m, x, g, s: m.extra(x, g, s), "grid"),
     ],
 )

@@ -60,9 +60,9 @@ def test_a_state_fits_cpus_of_any_vector_width(head, monkeypatch):
         (torch.tensor([1, 2]), "'numbers' is"),
         (torch.tensor([1.0, 2.0, 3.0]), "'numbers' is"),
         (None, "'numbers' is"),
-        (torch.tensor([300, 19_999, 10**11]), "damaged: .* the last at 19999 us, in a window from 100000000000 us"),
+        (torch.tensor([300, 19_999, 10**11]), "damaged.* 19999 us.* 100000000000 us"),
         (torch.tensor([300, 19_999, -1]), "damaged"),
-        (torch.tensor([-1, 19_999, 5]), "damaged: -1 events"),
+        (torch.tensor([-1, 19_999, 5]), "damaged.* -1 events"),
     ],
 )
 def test_a_state_with_wrong_numbers_leaves_the_stream_as_it_was(make, wrong, words):

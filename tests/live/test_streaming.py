@@ -166,7 +166,7 @@ def test_a_bad_packet_is_refused_whole_and_leaves_the_stream_as_it_was(kind, mak
     padding = 3 * (kind == "padded")
     splits = torch.tensor([0, len(time) - padding])
     bad = gl.Events(pixel, time, bad.polarity, splits, bad.sensor, padding=padding).trusted()
-    with pytest.raises(ValueError, match=r"event 31|event 0|3 rows of it"):
+    with pytest.raises(ValueError, match=r"event 31|event 0|3 rows of padding"):
         engine(bad)
     after = engine.state_dict()
     assert all(torch.equal(before[k], after[k]) for k in before)
@@ -192,8 +192,8 @@ def test_arrays_are_packets_whatever_their_fields_and_records_too():
         assert torch.equal([a for a in answers if a is not None][-1], expected[-1])
         before = engine.state_dict()
         for name, value, words in (
-            ("x", 34, "row 0 of recording 0 is at pixel"),
-            ("t", 1, "event 0 of the packet is at 1 us"),
+            ("x", 34, r"row 0 .*\(34, "),
+            ("t", 1, r"event 0 .* 1 us"),
         ):
             bad = array[-1:].copy()
             bad[name] = value

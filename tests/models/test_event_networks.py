@@ -306,7 +306,7 @@ def test_the_stream_network_for_cars_is_cheap():
 
 
 def test_a_wrong_sensor_is_refused():
-    with pytest.raises(ValueError, match="sensor"):
+    with pytest.raises(ValueError, match=r"sensor.*\(8, 8\)"):
         small().plan(stream((5,), (8, 8)))
 
 
@@ -324,7 +324,7 @@ def test_decaying_counts_are_those_of_every_event_by_its_age():
     padded = gl.collate([plan(one) for one in events.examples], bucket="power_of_two")
     torch.testing.assert_close(layer(padded), wanted.log1p(), rtol=1e-11, atol=1e-11)
     for size, decay_times in ((2, ()), (2.5, (50.0,))):
-        with pytest.raises(ValueError, match="LeakyCount: needs a whole size >= 1 and positive decay_times"):
+        with pytest.raises(ValueError, match=f"LeakyCount.*size.*{size}.*decay_times"):
             gl.nn.LeakyCount(clock, size, decay_times)
 
 

@@ -85,12 +85,12 @@ def test_a_network_is_rebuilt_from_its_config_as_json(name):
 def test_unknown_models_and_arguments_are_named():
     with pytest.raises(ValueError, match=r"'point_resnet_hug'.* EventCounts, EventResNet, "):
         models.build({"model": "point_resnet_hug"})
-    with pytest.raises(TypeError, match="'widht': its settings are classes, width"):
+    with pytest.raises(TypeError, match=r"'widht'.*classes, width"):
         models.build({"model": "point_resnet_large", "widht": 3})
     for name in models.NETWORKS:
-        with pytest.raises(TypeError, match=r"its settings are (classes|parts|sensor)\b"):
+        with pytest.raises(TypeError, match=rf"{name}.*'widht'.* (classes|parts|sensor)\b"):
             models.build({"model": name, "widht": 3})
-    with pytest.raises(TypeError, match=r"PointUNetPlus: parts is a list, .* such as \[4\]"):
+    with pytest.raises(TypeError, match=r"PointUNetPlus: parts.*\[4\]"):
         models.point_unet_plus(4)
 
 
@@ -127,13 +127,13 @@ def test_a_network_takes_features_only_where_it_was_built_for_them(name, cloud):
     logits = fed(features, geometry)
     assert logits.shape == plain.eval()(geometry).shape
     assert not torch.allclose(fed(2 * features, geometry), logits)
-    with pytest.raises(ValueError, match=r"built for features \(S, 3\)"):
+    with pytest.raises(ValueError, match=r"features \(S, 3\)"):
         fed(geometry)
-    with pytest.raises(ValueError, match="built for no features"):
+    with pytest.raises(ValueError, match=r"features.*in_channels"):
         plain(features, geometry)
-    with pytest.raises(ValueError, match=r"must be \(\d+, 3\), not \(1, \d+, 3\): flatten\(0, 1\) puts examples"):
+    with pytest.raises(ValueError, match=r"features.*\(\d+, 3\).*\(1, \d+, 3\).*flatten\(0, 1\)"):
         fed(features[None], geometry)
-    with pytest.raises(ValueError, match=r"must be \(\d+, 3\), not \(\d+, 4\)$"):
+    with pytest.raises(ValueError, match=r"features.*\(\d+, 3\).*\(\d+, 4\)"):
         fed(fed.plan(gl.Cloud.of(cloud, features=torch.zeros(len(cloud), 4))))
 
 
@@ -143,7 +143,7 @@ def test_features_may_be_rows_of_the_cloud(name, cloud):
     carried = gl.Cloud.of(cloud, features=features)
     if name == "point_unet_plus":
         model = models.point_unet_plus([3], width=8, levels=1, in_channels=3).eval()
-        with pytest.raises(ValueError, match=r"built for features \(S, 3\)"):
+        with pytest.raises(ValueError, match=r"features \(S, 3\)"):
             model(model.plan(cloud))
         other = gl.Cloud.of(cloud, features=2 * features)
         assert not torch.allclose(model(model.plan(carried)), model(model.plan(other)))
@@ -250,7 +250,7 @@ def test_drop_path_leaves_the_branches_of_whole_clouds_out(cloud):
             seen.add((i, dropped))
     assert len(seen) == 2 * points.num_examples
     assert torch.equal(path.eval()(values, geometry), values)
-    with pytest.raises(ValueError, match="below 1, not 1"):
+    with pytest.raises(ValueError, match=r"DropPath.* 1$"):
         small("point_resnet_plus", drop_path=1)
 
 
@@ -267,7 +267,7 @@ def test_parts_of_other_categories_are_never_predicted(cloud):
     assert torch.equal(logits.isfinite(), mine[category[cloud.example]])
     alone = torch.cat([model(model.plan(one), category[i : i + 1]) for i, one in enumerate(cloud.examples)])
     torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-4)
-    with pytest.raises(ValueError, match=r"category.* of 2 categories"):
+    with pytest.raises(ValueError, match=r"category.* 2"):
         model(geometry)
     assert models.point_unet_plus([4], **size)(geometry).shape == (len(cloud), 4)
 
@@ -330,7 +330,7 @@ def test_overlap_adds_what_is_missing_of_the_expected_miou(cloud):
     assert torch.equal(right, same)
     loss.backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
-    with pytest.raises(ValueError, match=r"overlap.* must be 0 or more, not -1"):
+    with pytest.raises(ValueError, match=r"overlap.*-1"):
         models.point_unet_plus([2, 3], overlap=-1.0)
 
 

@@ -61,11 +61,11 @@ def test_bases_are_values():
 
 
 def test_impossible_bases_are_refused():
-    with pytest.raises(ValueError, match="dim must be at least 1"):
+    with pytest.raises(ValueError, match=r"Monomials: dim.*0"):
         Monomials(0, 2)
-    with pytest.raises(ValueError, match="width must be positive"):
+    with pytest.raises(ValueError, match=r"GaussianBumps: width.*0"):
         GaussianBumps(((0.0,),), 0.0)
-    with pytest.raises(ValueError, match="same dimension"):
+    with pytest.raises(ValueError, match=r"centres.*dimension"):
         GaussianBumps(((0.0,), (0.0, 1.0)), 1.0)
 
 

@@ -87,24 +87,24 @@ def test_settings_of_a_layer_are_checked_when_it_is_built(plan):
     plan, near, _, _ = plan
     for edges in ("N00", near.source):
         for layer in (lambda e: PointConv(e, 4, 8), lambda e: FeaturelessConv(e, 4), lambda e: DepthwiseConv(e, 4)):
-            with pytest.raises(TypeError, match=r"Conv: edges must be the name of edges of a plan, such as plan.ball"):
+            with pytest.raises(TypeError, match=r"Conv: edges.*plan\.ball"):
                 layer(edges)
-    with pytest.raises(ValueError, match="PointConv: falloff must be 'linear' or None, not 'lin'"):
+    with pytest.raises(ValueError, match=r"PointConv: falloff.*'linear'.*'lin'"):
         PointConv(near, 4, 8, falloff="lin")
-    with pytest.raises(ValueError, match="PointConv: order must be one of gather_first, transform_first or None"):
+    with pytest.raises(ValueError, match=r"PointConv: order.*gather_first, transform_first.*'x'"):
         PointConv(near, 4, 8, order="x")
-    with pytest.raises(ValueError, match=r"N00 has 3 dimensions, and Monomials\(dim=2, order=2\) is for 2"):
+    with pytest.raises(ValueError, match=r"N00.*3 dimensions.*Monomials\(dim=2, order=2\)"):
         PointConv(near, 4, 8, basis=Monomials(2, 2))
-    with pytest.raises(TypeError, match=r"basis must be one such as gl.nn.Monomials\(3, 2\), not 'monomials'"):
+    with pytest.raises(TypeError, match=r"basis.*gl\.nn\.Monomials.*'monomials'"):
         PointConv(near, 4, 8, basis="monomials")
 
 
 def test_what_a_layer_cannot_convolve_is_refused_in_its_words(plan):
     plan, near, _, _ = plan
     geometry, layer = geometry_of(plan), PointConv(near, 6, 8)
-    with pytest.raises(ValueError, match="features have 3 channels, and the layer takes 6"):
+    with pytest.raises(ValueError, match=r"features.*\b3\b.*\b6\b"):
         layer(torch.rand(150, 3), geometry)
-    with pytest.raises(TypeError, match=r"features must be a tensor .* not NoneType: a cloud without features"):
+    with pytest.raises(TypeError, match=r"features.*NoneType"):
         layer(None, geometry)
     points = torch.rand(150, 3)
     for wrong, words in ((None, "None"), (points.numpy(), "an array"), (points, "a tensor"), ([points], "a list")):
@@ -176,16 +176,16 @@ def test_a_shortcut_over_two_levels_is_refused():
     back = gl.nn.DownBlock(plan.transpose(plan.ball(fine, middle, 0.3)), 2, 4)
     geometry = plan(torch.rand(100, 3))
     points = len(geometry[middle])
-    with pytest.raises(ValueError, match=f"features have 100 rows, but X2 was sampled from a cloud of {points} points"):
+    with pytest.raises(ValueError, match=f"features.*100 rows.*X2.*{points} points"):
         block(torch.rand(100, 2), geometry)
-    with pytest.raises(ValueError, match="X0 is no sample"):
+    with pytest.raises(ValueError, match=r"X0.*sample"):
         back(torch.rand(points, 2), geometry)
 
 
 def test_a_bottleneck_drops_features_in_training_alone(plan):
     plan, near, _, _ = plan
     geometry, features = geometry_of(plan), torch.randn(150, 6)
-    with pytest.raises(ValueError, match="out_channels must be a multiple of 4, not 6"):
+    with pytest.raises(ValueError, match=r"out_channels.*multiple of 4.*6"):
         Bottleneck(near, 6, 6)
     block = Bottleneck(near, 6, 16, dropout=0.25)
     assert 0.2 < (block(features, geometry) == 0).float().mean() < 0.3

@@ -37,9 +37,9 @@ class Network(nn.Module):
 def test_a_number_of_decays_that_cannot_be_is_refused(temporal):
     plan = gl.Plan()
     camera = plan.events(SENSOR)
-    with pytest.raises(ValueError, match="temporal must be a whole number of decays, 1 or more, not"):
+    with pytest.raises(ValueError, match=f"temporal.*{temporal}"):
         PolarityConv(plan.causal(camera, camera), 4, temporal=temporal)
-    with pytest.raises(ValueError, match="rates must be 'spread', 'ones' or 'shared', not 'even'"):
+    with pytest.raises(ValueError, match=r"rates.*'spread', 'ones'.*'even'"):
         PolarityConv(plan.causal(camera, camera), 4, rates="even")
 
 
@@ -77,7 +77,7 @@ def test_edges_that_are_not_of_events_are_refused():
     plan = gl.Plan()
     points, events = plan.points(name="points"), plan.events((8, 8), name="events")
     for near in (plan.ball(points, points, 0.1), events):
-        with pytest.raises(TypeError, match=r"EventConv: near must be the name of edges of events, plan.causal"):
+        with pytest.raises(TypeError, match=r"EventConv: near.*plan\.causal"):
             gl.nn.EventConv(near, 2, 2)
 
 

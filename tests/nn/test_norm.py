@@ -158,22 +158,22 @@ def test_no_rows_have_a_gradient_when_compiled():
 
 
 def test_refuses_the_wrong_width_and_a_missing_geometry():
-    with pytest.raises(ValueError, match="6"):
+    with pytest.raises(ValueError, match=r"features.*\b6\b.*\b5\b"):
         BatchNorm(6)(torch.randn(3, 5))
     with pytest.raises(ValueError, match="geometry"):
         BatchNorm(6, "X0")(torch.randn(3, 6))
-    with pytest.raises(ValueError, match="positive"):
+    with pytest.raises(ValueError, match=r"channels.*0"):
         BatchNorm(0)
-    with pytest.raises(TypeError, match=r"channels must be a number, not 'X0': BatchNorm\(channels, cloud\)"):
+    with pytest.raises(TypeError, match=r"channels.*'X0'.*BatchNorm\(channels, cloud\)"):
         BatchNorm("X0", 6)
-    with pytest.raises(TypeError, match=r"features come first: norm\(features, geometry\)"):
+    with pytest.raises(TypeError, match=r"norm\(features, geometry\)"):
         BatchNorm(6, "X0")(geometry((5,), None), torch.randn(5, 6))
 
 
 @pytest.mark.parametrize("bucket", [None, "power_of_two"])
 def test_features_of_another_cloud_are_refused(bucket):
     batch = geometry((5, 4), bucket)
-    with pytest.raises(ValueError, match="BatchNorm: features have 3 rows, but X0 has"):
+    with pytest.raises(ValueError, match=r"BatchNorm: features.*\b3\b.*X0"):
         BatchNorm(6, "X0")(torch.rand(3, 6), batch)
 
 

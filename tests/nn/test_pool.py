@@ -44,7 +44,7 @@ def test_values_of_other_examples_are_not_spread():
     plan = gl.Plan()
     spread = Spread(plan.points(dim=3))
     batch = gl.collate([plan(torch.rand(n, 3)) for n in (5, 1)])
-    with pytest.raises(ValueError, match="segment_spread: 3 rows of values for 2 examples"):
+    with pytest.raises(ValueError, match=r"segment_spread.*3 rows.*2 examples"):
         spread(torch.rand(3, 6), batch)
 
 
@@ -105,7 +105,7 @@ def test_features_of_another_cloud_are_refused(layer):
     coarse = plan.rejection_sample(near)
     geometry = plan(torch.rand(50, 3))
     points = len(geometry[coarse])
-    with pytest.raises(ValueError, match=f"{layer.__name__}: features have 50 rows, but X1 has {points} points"):
+    with pytest.raises(ValueError, match=f"{layer.__name__}: features.*50.*X1.*{points}"):
         layer(coarse)(torch.rand(50, 2), geometry)
-    with pytest.raises(TypeError, match=f"{layer.__name__}: N00 are edges, not points"):
+    with pytest.raises(TypeError, match=f"{layer.__name__}: N00.*edges"):
         layer(near)(torch.rand(50, 2), geometry)

@@ -163,13 +163,13 @@ def test_the_op_is_registered_rightly(backend):
 
 def test_mismatches_are_named(device):
     x, count = torch.randn(10, 4, device=device), torch.tensor(7, device=device)
-    with pytest.raises(ValueError, match=r"weight must be \(4,\) on .*, not \(3,\)"):
+    with pytest.raises(ValueError, match=r"weight.*\(4,\).*\(3,\)"):
         batch_norm(x, count, torch.ones(3, device=device), torch.ones(4, device=device))
-    with pytest.raises(ValueError, match="count must be one int64"):
+    with pytest.raises(ValueError, match=r"count.*int64"):
         batch_norm(x, count.float())
-    with pytest.raises(ValueError, match="the number of batches must be one int64"):
+    with pytest.raises(ValueError, match=r"number of batches.*int64"):
         batch_norm(x, count, running=(torch.ones(4, device=device), torch.ones(4, device=device), x, 0.1))
-    with pytest.raises(ValueError, match="batch_norm: weight or bias"):
+    with pytest.raises(ValueError, match="weight or bias"):
         batch_norm(x, count, torch.ones(4, device=device))
 
 
@@ -179,7 +179,7 @@ def test_parameters_may_lie_apart_and_running_statistics_may_not(device):
     wanted = batch_norm(x, None, *(p.contiguous() for p in both.unbind(1)))
     assert torch.equal(batch_norm(x, None, *both.unbind(1)), wanted)
     kept = torch.zeros(6, 2, device=device)
-    with pytest.raises(ValueError, match="the running mean is written, and must be contiguous"):
+    with pytest.raises(ValueError, match=r"running mean.*contiguous"):
         batch_norm(x, running=(kept[:, 0], kept[:, 1], torch.tensor(0, device=device), 0.1))
 
 

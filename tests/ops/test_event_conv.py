@@ -158,12 +158,12 @@ def test_derivatives_that_there_are_not_are_refused_by_name(backend, device):
     def conv(features):
         return event_conv(features, *values[1:], source, source, 3, 1, DECAY)
 
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="event_conv has no forward-mode derivative"):
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=r"event_conv.*forward-mode"):
         conv(forward_ad.make_dual(values[0].detach(), torch.ones_like(values[0])))
-    with pytest.raises(NotImplementedError, match=r"event_conv takes no part in torch.func"):
+    with pytest.raises(NotImplementedError, match=r"event_conv.*torch\.func"):
         torch.func.jvp(conv, (values[0].detach(),), (torch.ones_like(values[0]),))
     (first,) = torch.autograd.grad(conv(values[0]).square().sum(), values[0], create_graph=True)
-    with pytest.raises(NotImplementedError, match="first derivatives only"):
+    with pytest.raises(NotImplementedError, match=r"use_backend\('reference'\)"):
         first.sum().backward()
 
 
@@ -376,19 +376,19 @@ def test_threads_do_not_change_a_bit(threads):
 def test_what_does_not_fit_is_refused_by_name():
     events = stream((20,))
     f, w, r, b = parameters(events, 1)
-    with pytest.raises(ValueError, match="features must be \\(20"):
+    with pytest.raises(ValueError, match=r"features.*\(20.*\(5"):
         event_conv(f[:5], w, r, b, events, events, 1, 1)
-    with pytest.raises(ValueError, match="weight must be \\(9 taps"):
+    with pytest.raises(ValueError, match=r"weight.*\(9 taps"):
         event_conv(f, w, r, b, events, events, 3, 1)
-    with pytest.raises(ValueError, match="rate must be"):
+    with pytest.raises(ValueError, match=r"rate.*\("):
         event_conv(f, w, r[:, :1], b, events, events, 1, 1)
-    with pytest.raises(ValueError, match="bias must be"):
+    with pytest.raises(ValueError, match=r"bias.*\(1,\)"):
         event_conv(f, w, r, b[:1], events, events, 1, 1)
-    with pytest.raises(TypeError, match=r"event_conv: .* is torch.float"):
+    with pytest.raises(TypeError, match=r"event_conv: .*torch\.float64.*torch\.float32"):
         event_conv(f.float(), w, r, b, events, events, 1, 1)
-    with pytest.raises(TypeError, match="float32 or float64"):
+    with pytest.raises(TypeError, match=r"features.*float16"):
         event_conv(f.half(), w, r, b, events, events, 1, 1)
-    with pytest.raises(ValueError, match="decay_time"):
+    with pytest.raises(ValueError, match=r"decay_time.*0\.0"):
         event_conv(f, w, r, b, events, events, 1, 1, 0.0)
     with pytest.raises(ValueError, match="target, tap"):
         event_conv(f, w, r, b, events, events, 1, 1, 9.0, causal(events, events, 3, 1))

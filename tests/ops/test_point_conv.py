@@ -177,7 +177,7 @@ def test_second_derivatives_of_a_fast_backend_say_where_to_get_them(fast):
     tensors, edges, basis = problem(fast)
     tensors = [t.requires_grad_() for t in tensors]
     (first,) = torch.autograd.grad(apply(tensors, edges, basis).square().sum(), tensors[0], create_graph=True)
-    with pytest.raises(NotImplementedError, match="use_backend\\('reference'\\)"):
+    with pytest.raises(NotImplementedError, match=r"use_backend\('reference'\)"):
         first.sum().backward()
 
 
@@ -187,7 +187,7 @@ def test_second_derivatives_by_coordinates_alone_are_not_left_out(fast, moved):
     ends = tensors[moved].requires_grad_()
     out = apply(tensors, edges, basis).sum()
     (first,) = torch.autograd.grad(out, ends, create_graph=True)
-    with pytest.raises(NotImplementedError, match="use_backend\\('reference'\\)"):
+    with pytest.raises(NotImplementedError, match=r"use_backend\('reference'\)"):
         (out + first.square().sum()).backward()
 
 
@@ -490,36 +490,36 @@ def test_mismatched_sizes_are_refused():
     refuse("24 sources", features=torch.ones(23, 5))
     refuse(r"basis.size = 10, in channels = 5", weight=torch.ones(10, 4, 3))
     refuse(r"basis.size = 10, in channels = 5", weight=torch.ones(9, 5, 3))
-    refuse("bias must be", bias=torch.ones(4))
-    refuse("source_coords of 24 rows", source_coords=torch.rand(17, 3))
-    refuse("target_coords of 17 rows", target_coords=torch.rand(24, 3))
+    refuse(r"bias.*\(3,\).*\(4,\)", bias=torch.ones(4))
+    refuse("source_coords.*24.*17", source_coords=torch.rand(17, 3))
+    refuse("target_coords.*17.*24", target_coords=torch.rand(24, 3))
 
 
 def test_a_basis_of_another_dimension_is_refused():
-    refuse("3 dimensions, the basis 2", basis=Monomials(2, 2), weight=torch.ones(6, 5, 3))
+    refuse(r"source_coords.*\b3\b.*\b2\b", basis=Monomials(2, 2), weight=torch.ones(6, 5, 3))
 
 
 def test_wrong_types_are_refused():
-    refuse("floating point", TypeError, features=torch.ones(24, 5, dtype=torch.int32))
-    refuse("use torch.autocast", TypeError, weight=torch.ones(10, 5, 3, dtype=torch.bfloat16))
-    refuse("float32 or float64", TypeError, source_coords=torch.rand(24, 3).half())
-    refuse("one dtype", TypeError, source_coords=torch.rand(24, 3).double())
+    refuse(r"features.*torch\.int32", TypeError, features=torch.ones(24, 5, dtype=torch.int32))
+    refuse(r"weight.*bfloat16", TypeError, weight=torch.ones(10, 5, 3, dtype=torch.bfloat16))
+    refuse(r"source_coords.*float16", TypeError, source_coords=torch.rand(24, 3).half())
+    refuse(r"source_coords.*float64", TypeError, source_coords=torch.rand(24, 3).double())
 
 
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.inf, math.nan])
 def test_a_radius_that_is_no_length_is_refused(radius):
-    refuse("radius must be positive", radius=radius)
+    refuse(f"radius.*{radius}", radius=radius)
 
 
 def test_unknown_words_are_refused():
-    refuse("falloff must be", falloff="cubic")
-    refuse("order must be", order="fastest")
+    refuse("falloff.*'cubic'", falloff="cubic")
+    refuse("order.*'fastest'", order="fastest")
 
 
 def test_tensors_on_two_devices_are_refused():
-    refuse("features are on meta", features=torch.ones(24, 5, device="meta"))
-    refuse("point_conv: bias is on meta, weight on cpu", bias=torch.ones(3, device="meta"))
-    refuse("source_coords is on meta", source_coords=torch.rand(24, 3, device="meta"))
+    refuse("features.*meta", features=torch.ones(24, 5, device="meta"))
+    refuse("bias.*meta.*cpu", bias=torch.ones(3, device="meta"))
+    refuse("source_coords.*meta", source_coords=torch.rand(24, 3, device="meta"))
 
 
 def test_a_basis_without_numbers_runs_on_the_reference_alone():
@@ -535,7 +535,7 @@ def test_a_basis_without_numbers_runs_on_the_reference_alone():
     tensors, edges, _ = problem(basis=Monomials(3, 0))
     with gl.use_backend("reference"):
         torch.testing.assert_close(apply(tensors, edges, Constant()), apply(tensors, edges, Monomials(3, 0)))
-    with gl.use_backend("cpu"), pytest.raises(NotImplementedError, match="Constant has no description"):
+    with gl.use_backend("cpu"), pytest.raises(NotImplementedError, match=r"Constant.*'cpu'"):
         apply(tensors, edges, Constant())
 
 

@@ -81,9 +81,9 @@ def assert_each_alone(tensors, edges, basis):
 def test_bad_weights_and_orders_are_refused():
     (features, weight, bias, x, y), edges, basis = depthwise()
     for wrong in (weight[:9], weight[:, :4], weight[0], weight[..., None, None]):
-        with pytest.raises(ValueError, match=r"basis.size = 10, in channels = 5, out channels\), or without the last"):
+        with pytest.raises(ValueError, match=r"basis\.size = 10, in channels = 5"):
             apply((features, wrong, bias, x, y), edges, basis)
-    with pytest.raises(ValueError, match="bias must be"):
+    with pytest.raises(ValueError, match=r"bias.*\(5,\).*\(4,\)"):
         apply((features, weight, bias[:4], x, y), edges, basis)
     with pytest.raises(ValueError, match=r"depthwise.*order='gather_first'"):
         apply((features, weight, bias, x, y), edges, basis, "linear", True, "gather_first")

@@ -148,13 +148,13 @@ def test_compiles_without_breaks():
 @pytest.mark.parametrize("pool", POOLS)
 def test_refuses_what_it_cannot_pool(pool):
     features, splits = batch("cpu")
-    with pytest.raises(TypeError, match="floating point"):
+    with pytest.raises(TypeError, match=r"features.*torch\.int32"):
         pool(features.int(), splits)
     with pytest.raises(ValueError, match="rows, channels"):
         pool(features[0], splits)
     with pytest.raises(ValueError, match="int64"):
         pool(features, splits.float())
-    with pytest.raises(ValueError, match="one device"):
+    with pytest.raises(ValueError, match=r"meta.*cpu|cpu.*meta"):
         pool(features.to("meta"), splits)
 
 
@@ -182,7 +182,7 @@ def test_more_rows_than_float16_can_count_have_the_right_gradient(device):
 def test_the_reference_has_every_derivative(pool):
     features, splits = batch("cpu", torch.float64, channels=3)
     direction = torch.randn_like(features)
-    with pytest.raises(NotImplementedError, match="run under gl"):
+    with pytest.raises(NotImplementedError, match=r"use_backend\('reference'\)"):
         torch.func.jvp(lambda x: pool(x, splits), (features,), (direction,))
     grad = torch.func.grad(lambda x: pool(x, splits).square().sum())
     with gl.use_backend("reference"):

@@ -87,23 +87,23 @@ def test_compiles_without_breaks():
 
 def test_refuses_what_it_cannot_average():
     features, cell = rows("cpu")
-    with pytest.raises(TypeError, match="floating point"):
+    with pytest.raises(TypeError, match=r"features.*torch\.int32"):
         voxel_mean(features.int(), cell, CELLS)
-    with pytest.raises(ValueError, match="integer per row"):
+    with pytest.raises(ValueError, match=r"cell.*integer"):
         voxel_mean(features, cell[1:], CELLS)
-    with pytest.raises(ValueError, match="integer per row"):
+    with pytest.raises(ValueError, match=r"cell.*integer"):
         voxel_mean(features, cell.float(), CELLS)
-    with pytest.raises(ValueError, match=r"must be \(rows, channels\)"):
+    with pytest.raises(ValueError, match=r"features.*\(rows, channels\)"):
         voxel_mean(features[:, 0], cell, CELLS)
     for backend in ("reference", "cpu"):
         with gl.use_backend(backend):
-            with pytest.raises(ValueError, match="must be in"):
+            with pytest.raises(ValueError, match=r"cells.*\[0, "):
                 voxel_mean(features, cell, int(cell.max()))
-            with pytest.raises(ValueError, match="must be in"):
+            with pytest.raises(ValueError, match=r"cells.*\[0, "):
                 voxel_mean(features, cell - 1, CELLS)
     with pytest.raises(ValueError, match="meta"):
         voxel_mean(features.to("meta"), cell, CELLS)
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match=r"cells.*-1"):
         voxel_mean(features, cell, -1)
 
 

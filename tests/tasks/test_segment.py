@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def test_parts_that_are_nowhere_count_as_right():
 
 
 def test_parts_that_a_network_does_not_have_are_refused():
-    with pytest.raises(ValueError, match="points have the part 6, but the network has 6, numbered from 0"):
+    with pytest.raises(ValueError, match=r"part 6.*has 6"):
         shape_ious(*torch.tensor([[0, 2], [6, 2]]), torch.tensor([0, 1]), torch.tensor([0, 1]), PARTS)
 
 
@@ -243,7 +244,7 @@ def test_a_network_learns_parts_and_is_judged_by_mean_iou(tmp_path):
     assert again["category_iou"] == pytest.approx(results["valid_category_iou"])
     assert again["accuracy"] == pytest.approx(results["valid_accuracy"])
     assert set(again["by_category"]) == {"left", "high"}
-    with pytest.raises(ValueError, match="votes are for classes"):
+    with pytest.raises(ValueError, match="votes"):
         recipe(votes=2)
 
 
@@ -289,4 +290,4 @@ def test_the_recipe_trains_evaluates_and_writes_parts_as_ply(tmp_path, capsys):
         assert len(cloud.rows["rgb"][cloud.rows["part"] == i].unique(dim=0)) <= 1
     assert len(cloud.rows["rgb"].unique(dim=0)) == len(cloud.rows["part"].unique())
     assert main(ask) != 0
-    assert "say what it shows: --category is one of airplane, bag," in capsys.readouterr().err
+    assert re.search(r"cup\.npy.*--category.*airplane, bag,", capsys.readouterr().err)

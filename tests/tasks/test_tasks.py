@@ -31,7 +31,7 @@ def test_every_task_says_what_it_is_and_which_options_it_has(name: str):
     assert set(task.options) == {"evaluate", "predict"}
     for command, options in task.options.items():
         task.refuse(command, {option[2:].replace("-", "_"): 1 for option in options}, "w")
-        with pytest.raises(ValueError, match=f"--nonsense does nothing here, w is {task.network}"):
+        with pytest.raises(ValueError, match=f"--nonsense.*w is {task.network}"):
             task.refuse(command, {"nonsense": 1}, "w")
 
 
@@ -116,7 +116,7 @@ def test_clouds_of_one_size_are_drawn_as_those_of_several_are():
 
 
 def test_a_label_for_each_example_is_needed():
-    with pytest.raises(ValueError, match="there are 2 clouds but 3 labels"):
+    with pytest.raises(ValueError, match=r"2 clouds.*3 labels"):
         TrainingSet.of(gl.collate([gl.Cloud.of(torch.rand(4, 3)) for _ in range(2)]), torch.arange(3))
 
 
@@ -156,8 +156,8 @@ def test_a_task_of_a_file_is_run_only_where_the_user_names_it(tmp_path, capsys):
     torch.save(torch.zeros(1), tmp_path / "x.npy")
     for words in (["predict", "x.npy", "--weights"], ["evaluate"]):
         assert main([*words, str(tmp_path / "net")]) == 1
-        assert "unknown task" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="unknown task"):
+        assert f"task {name!r}" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=f"task '{name}'"):
         find(name)
     assert not mark.exists()
     assert load_task(name).name == name
@@ -166,7 +166,7 @@ def test_a_task_of_a_file_is_run_only_where_the_user_names_it(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("nowhere.py:Mine", "there is no file nowhere.py"), (f"{OWN}:HERE", "'HERE' in .* is no class of a task")],
+    [("nowhere.py:Mine", "no file nowhere.py"), (f"{OWN}:HERE", "'HERE'.*Task")],
 )
 def test_a_task_that_is_none_is_refused_by_name(name, words):
     with pytest.raises((ValueError, FileNotFoundError), match=words):
@@ -178,7 +178,7 @@ def test_what_a_task_does_not_say_is_named():
         name = "half"
 
     for function in ("load", "loss", "score", "figures", "predict"):
-        with pytest.raises(NotImplementedError, match=rf"task half: .*\({function}\)"):
+        with pytest.raises(NotImplementedError, match=rf"task half.*\b{function}\(\)"):
             getattr(Half(), function)(*[None] * (2 if function in ("loss", "score", "figures") else 3))
 
 
@@ -193,7 +193,7 @@ def test_a_task_of_ones_own_predicts_by_the_command_line(tmp_path, capsys):
     assert main(["predict", *ask, "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"file", "volume"}
     assert main(["predict", *ask, "--votes", "2"]) == 1
-    assert "--votes does nothing here" in capsys.readouterr().err
+    assert f"--votes does nothing for {tmp_path / 'net'}" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "net"), "--task", name, "--device", "cpu"]) == 0
     assert "mean_error " in capsys.readouterr().out
 

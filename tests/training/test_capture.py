@@ -208,7 +208,7 @@ def test_a_recipe_captures_what_can_be(form):
 def test_edges_of_events_are_refused_by_name(graphs):
     model = models.event_resnet(3, (16, 16), width=4, levels=1, pooled=0, form="edges").to(DEVICE)
     step = gl.capture(lambda geometry: model(geometry), model.plan)
-    with pytest.raises(TypeError, match=r"N01: edges of events .* a network of form='scan' has none"):
+    with pytest.raises(TypeError, match=r"N01.*edges of events.*form='scan'"):
         step(model.plan(stream((20,), (16, 16)).to(DEVICE)))
 
 
@@ -294,7 +294,7 @@ def test_other_settings_of_an_optimiser_must_stay(graphs, batches):
         if k == 3:
             optimiser.param_groups[0]["momentum"] = 0.5
 
-    with pytest.raises(ValueError, match=r"momentum of an optimiser went from 0.9 to 0.5"):
+    with pytest.raises(ValueError, match=r"momentum.*0\.9.*0\.5"):
         trained(batches, OPTIMISERS["sgd"], gl.capture, between)
 
 
@@ -345,19 +345,19 @@ def test_mistakes_are_named(graphs, batches):
     clouds, labels = batches[0]
     geometry = model.plan(clouds)
     step = gl.capture(lambda geometry, *tensors: None, model.plan)
-    with pytest.raises(TypeError, match=r"a Geometry and tensors, or with one Batch, not \(tuple\)"):
+    with pytest.raises(TypeError, match=r"gl\.capture.*\(tuple\)"):
         step((geometry, labels))
-    with pytest.raises(TypeError, match=r"not \(Geometry, list\)"):
+    with pytest.raises(TypeError, match=r"gl\.capture.*\(Geometry, list\)"):
         step(geometry, labels.tolist())
     with pytest.raises(ValueError, match=r"gl.capture\(step, model.plan\)"):
         gl.capture(lambda *given: None)(geometry, labels)
     with pytest.raises(ValueError, match=r"gl.capture\(step, model.plan\)"):
         gl.capture(lambda *given: None, gl.Plan())(geometry, labels)
-    with pytest.raises(ValueError, match="without bucket="):
+    with pytest.raises(ValueError, match=r"gl.capture.*bucket="):
         step(gl.collate([model.plan(one) for one in clouds.examples], bucket="power_of_two"), labels)
     for rows in range(8):
         step(geometry, torch.zeros(rows, device=DEVICE))
-    with pytest.raises(ValueError, match=r"8 graphs have been made.*travels with them"):
+    with pytest.raises(ValueError, match=r"gl\.capture.* 8 .*label=label"):
         step(geometry, torch.zeros(8, device=DEVICE))
 
 
@@ -375,8 +375,8 @@ def test_a_step_that_reads_back_is_refused_with_the_reason():
     # In a process of its own: torch's random numbers do not survive a graph that failed.
     run = subprocess.run([sys.executable, "-c", READS_BACK], capture_output=True, text=True, timeout=200)
     assert run.returncode
-    assert "cannot be captured as a graph" in run.stderr
-    assert "nothing may be read back" in run.stderr
+    assert "captured" in run.stderr
+    assert ".item()" in run.stderr
 
 
 def test_lightning_counts_captured_steps(graphs, batches, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_a_loader_without_augmentation_leaves_recordings_as_they_are(glyphs):
 
 
 def test_faulty_recordings_and_labels_are_refused(glyphs):
-    with pytest.raises(ValueError, match="there are 40 recordings but 39 labels"):
+    with pytest.raises(ValueError, match=r"40 recordings.*39 labels"):
         Recordings.of(glyphs.events, glyphs.labels[:-1], glyphs.class_names)
     outside = Events(
         torch.tensor([[3, 99]], dtype=torch.int32),
@@ -93,7 +94,7 @@ def test_faulty_recordings_and_labels_are_refused(glyphs):
         torch.tensor([0, 1]),
         (8, 8),
     )
-    with pytest.raises(ValueError, match=r"row 0 of recording 0 is at pixel \(3, 99\)"):
+    with pytest.raises(ValueError, match=r"recording 0.*\(3, 99\)"):
         Recordings.of(outside, torch.tensor([0]), ["one"])
 
 
@@ -156,17 +157,17 @@ def test_what_a_recipe_prepares_is_done_in_training_and_afterwards():
         ["ReverseTime", "PoolPixels", "Recentre", "StartAtZero"],
         ["PoolPixels", "Recentre", "StartAtZero"],
     ]
-    with pytest.raises(ValueError, match="prepare is for recordings"):
+    with pytest.raises(ValueError, match=r"prepare.*recordings"):
         load_recipe("shapes").changed(prepare=["ToOrigin"])
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"transforms": ["Tilt"]}, "no event transform 'Tilt': there are Crop, Erase, FirstEvents, "),
+        ({"transforms": ["Tilt"]}, "transforms.*'Tilt'.*Crop, Erase, FirstEvents, "),
         ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
-        ({"augment": {"jitter": 0.1}}, "augment is for clouds"),
-        ({"data": "mnist"}, "data must be one of .*modelnet40, .*, not 'mnist'"),
+        ({"augment": {"jitter": 0.1}}, "augment.*clouds"),
+        ({"data": "mnist"}, "data.*modelnet40, .*'mnist'"),
     ],
 )
 def test_what_a_recipe_cannot_mean_is_refused(changes, words):
@@ -274,7 +275,7 @@ def test_evaluate_reports_the_accuracy_that_training_ended_with(trained, capsys)
     assert main(["evaluate", str(trained), "--split", "fit", "--votes", "3", "--device", "cpu"]) == 0
     assert "of 40 recordings" in capsys.readouterr().out
     assert main(["evaluate", str(trained), "--points", "10", "--device", "cpu"]) != 0
-    assert "--points does nothing here" in capsys.readouterr().err
+    assert re.search(f"--points.*{trained}", capsys.readouterr().err)
 
 
 def test_predict_names_the_class_of_a_recording_in_a_file(trained, glyphs, tmp_path, capsys):
@@ -289,15 +290,15 @@ def test_predict_names_the_class_of_a_recording_in_a_file(trained, glyphs, tmp_p
 
 
 def test_a_recording_of_a_larger_camera_is_refused(glyphs):
-    with pytest.raises(ValueError, match=r"a\.dat: recorded with 16 x 16 pixels, but the network is for 8 x 8"):
+    with pytest.raises(ValueError, match=r"a\.dat.*16 x 16.*8 x 8"):
         fitted(glyphs.events.examples[0], (8, 8), "a.dat")
 
 
 def test_training_on_a_real_data_set_needs_its_folder(capsys, tmp_path):
     assert main(["train", "n-mnist", "--out", str(tmp_path)]) == 1
-    assert "the folder of n_mnist is needed: give it with --data" in capsys.readouterr().err
+    assert re.search("n_mnist.*--data", capsys.readouterr().err)
     assert main(["train", "own-recordings", "--out", str(tmp_path)]) == 1
-    assert "the folder of your files is needed: give it with --data" in capsys.readouterr().err
+    assert re.search("your files.*--data", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,7 @@ def test_point_networks_of_the_paper_learn_by_the_plateau_rule_from_32_repeats(s
 
 
 def test_loaders_refuse_what_cannot_be_divided(glyphs):
-    with pytest.raises(ValueError, match="cannot be divided among 3 processes"):
+    with pytest.raises(ValueError, match=r"batch of 2 .*3 processes"):
         Loader(glyphs, recipe().make_model().plan, 2, world=3)
 
 
@@ -401,14 +402,14 @@ def test_without_frozen_parts_all_go_on_from_where_they_begin(glyphs, tmp_path):
 
 
 def test_what_cannot_be_frozen_or_begun_with_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="random weights: say which to begin with"):
+    with pytest.raises(ValueError, match=r"frozen.*start"):
         recipe(frozen=["downs"])
-    with pytest.raises(ValueError, match="no part 'trunk': there are downs, blocks, head"):
+    with pytest.raises(ValueError, match=r"frozen.*'trunk'.*downs, blocks, head"):
         recipe(start="n-cars-voxel", frozen=["trunk"]).make_model()
-    with pytest.raises(ValueError, match=r"the weights 'n-cars-voxel' have no downs\.0\.conv\.weight that fits"):
+    with pytest.raises(ValueError, match=r"frozen.*'n-cars-voxel'.*downs\.0\.conv\.weight"):
         recipe(start="n-cars-voxel", frozen=["downs"]).make_model()
-    with pytest.raises(ValueError, match="no weights named 'nothing'"):
+    with pytest.raises(ValueError, match="'nothing'"):
         recipe(start="nothing").make_model()
     gl.weights.save(gl.models.point_unet(4), tmp_path / "unet")
-    with pytest.raises(ValueError, match=r"nothing of the weights .* fits this EventResNet"):
+    with pytest.raises(ValueError, match=r"unet.*EventResNet"):
         recipe(start=str(tmp_path / "unet")).make_model()

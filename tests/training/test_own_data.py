@@ -108,7 +108,7 @@ def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
         assert main(words) == 0
         assert json.loads(capsys.readouterr().out)["examples"] == count
     assert main(["evaluate", weights, "--data", str(scans), "--device", "cpu"]) == 1
-    assert "has no test files" in capsys.readouterr().err
+    assert "no test files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lists", [["cup/a.ply"], ["cup/a.ply", "rod/mon_000.ply"], []])
@@ -117,10 +117,9 @@ def test_a_list_of_what_another_folder_held_out_is_refused(scans, tmp_path, caps
     (tmp_path / "run" / "split.txt").write_text("".join(f"{name}\n" for name in lists))
     assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY) == 1
     err = capsys.readouterr().err
-    count = f"{min(len(lists), 1)} of the {len(lists)} files that it lists are not there"
-    assert f"split.txt, what a run there held out, does not fit {scans}: {count}" in err
-    assert "remove it, or choose another folder (--out)" in err
-    assert ("such as cup/a.ply" in err) == bool(lists)
+    assert re.search(rf"split\.txt.*{scans}.* {min(len(lists), 1)} of .*{len(lists)} files", err)
+    assert "--out" in err
+    assert ("cup/a.ply" in err) == bool(lists)
 
 
 def test_a_list_of_what_was_held_out_before_is_kept(scans, tmp_path):
@@ -134,7 +133,7 @@ def test_a_list_of_what_was_held_out_before_is_kept(scans, tmp_path):
 def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_path, capsys):
     assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY, "--set", "model.stem_radius=0.001") == 0
     warning = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
-    assert "1.0 neighbours within the first radius, 0.001, are few: about 12 are within 0." in warning
+    assert re.search(r"1\.0 neighbours.*0\.001.*12.* 0\.", warning)
     advice = [word for word in warning.split() if word.startswith("model.")]
     assert [word.split("=")[0] for word in advice] == ["model.spacing", "model.stem_radius"]
     words = [part for word in advice if "stem" in word for part in ("--set", word)]
@@ -201,7 +200,7 @@ def test_folders_of_splits_are_honoured(scans, tmp_path, capsys):
         assert {found.files[i].split("/")[0] for i in found.rows(split)} == {part}
     assert found.class_names == ("disc", "rod")
     write_cloud(base / "test" / "cone" / "1.ply", torch.randn(9, 3))
-    with pytest.raises(ValueError, match="there is no class 'cone' in"):
+    with pytest.raises(ValueError, match="'cone'"):
         listing(base, [".ply"])
 
 
@@ -238,7 +237,7 @@ def test_numbers_alone_are_no_sessions_so_that_the_last_are_held_out():
 @pytest.mark.parametrize(
     ("files", "facts"),
     [
-        ([], ["{0} holds no CLASS/FILE"]),
+        ([], ["{0}", "CLASS/FILE"]),
         (["a.ply"], ["{0}/a.ply", "{0}/CLASS/FILE", "label='auto'"]),
         (["one/a.ply", "one/b.ply"], ["'one'", "{0}/CLASS/FILE", "label='auto'"]),
     ],
@@ -263,21 +262,20 @@ def test_every_file_that_cannot_be_used_is_counted(scans, tmp_path, capsys):
     (scans / "rod" / "bad_2.xyz").write_text("")
     assert run(tmp_path / "run", "own-clouds", "--data", str(scans), "--all-data") == 1
     err = capsys.readouterr().err
-    assert "2 of 14 files cannot be used" in err
-    assert "bad_1.xyz: 1 points are not finite" in err
+    assert "2 of 14 files" in err
+    assert re.search(r"bad_1\.xyz.* 1 points", err)
     assert "bad_2.xyz" in err
 
 
 def test_an_option_that_there_is_not_is_refused_by_name(scans, tmp_path, capsys):
     assert run(tmp_path / "run", "own-clouds", "--data", str(scans), "--set", "data_options.upp=z") == 1
-    assert "data_options: " in (err := capsys.readouterr().err)
-    assert "'upp'" in err
+    assert re.search("data_options.*'upp'", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("option", ["transform=[]", "progress=false", "seed=1"])
 def test_an_option_that_the_recipe_says_otherwise_is_refused_by_name(scans, tmp_path, capsys, option):
     assert run(tmp_path / "run", "own-clouds", "--data", str(scans), "--set", f"data_options.{option}") == 1
-    assert f"data_options: '{option.split('=')[0]}' is none of CloudFolder" in capsys.readouterr().err
+    assert re.search(f"data_options.*'{option.split('=')[0]}'.*CloudFolder", capsys.readouterr().err)
 
 
 def test_the_order_of_classes_and_what_is_held_out_may_be_given(scans, tmp_path, capsys):
@@ -296,7 +294,7 @@ def test_held_out_files_that_are_gone_are_missed_by_evaluate(scans, tmp_path, ca
     (scans / gone).unlink()
     judge = ["evaluate", str(tmp_path / "run" / "weights"), "--data", str(scans), "--device", "cpu", "--split"]
     assert main([*judge, "validation"]) == 1
-    assert f"1 of the 4 files that it lists are not there, such as {gone}: bring them back" in capsys.readouterr().err
+    assert re.search(f" 1 of .*4 files.*{gone}", capsys.readouterr().err)
 
 
 def test_a_run_inside_the_folder_is_no_data(scans, capsys):
@@ -370,24 +368,24 @@ def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
 @pytest.mark.parametrize(
     ("names", "error"),
     [
-        ("{2: ground, 40: wire}", "names: no point has the label 40 (wire)"),
-        ("{2: '5'}", "names: '5' is another label, too"),
+        ("{2: ground, 40: wire}", "names.*40.*wire"),
+        ("{2: '5'}", "names.*'5'"),
     ],
 )
 def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, error):
     change = ["--set", f"data_options.names={names}"]
     assert run(tmp_path / "run", "own-scans", "--data", str(sites), *change) == 1
-    assert error in capsys.readouterr().err
+    assert re.search(error, capsys.readouterr().err)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
     ("names", "error"),
     [
-        ({2: "ground", 40: "wire"}, r"names: no point has the label 40 \(wire\)"),
-        ({2: "5"}, "names: '5' is another label, too"),
-        ({"ground": 2}, "names: 'ground'"),
-        ({-5: "tree"}, "names: -5"),
+        ({2: "ground", 40: "wire"}, "names.*40.*wire"),
+        ({2: "5"}, "names.*'5'"),
+        ({"ground": 2}, "names.*'ground'"),
+        ({-5: "tree"}, "names.*-5"),
     ],
 )
 def test_a_folder_refuses_names_that_fit_no_label(sites, names, error):
@@ -431,21 +429,20 @@ def test_padding_has_no_part_in_what_is_said_of_features(tmp_path, capsys):
 
 def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     assert run(tmp_path / "run", "own-scans", "--data", str(sites), "--set", "data_options.label=colour") == 1
-    assert "its points have no 'colour', only classification" in capsys.readouterr().err
+    assert re.search("'colour'.*classification", capsys.readouterr().err)
     write_cloud(sites / "site_9.ply", torch.randn(9, 3), classification=torch.randn(9))
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
     assert "'classification' does not hold labels" in capsys.readouterr().err
     np.savetxt(sites / "site_9.txt", torch.ones(9, 5).numpy(), fmt="%d")
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
-    words = "label='features.1' (in a recipe --set data_options.label="
-    assert words in capsys.readouterr().err
+    assert re.search(r"label='features\.1'.*data_options\.label=", capsys.readouterr().err)
 
 
 def test_parts_are_not_written_over_the_file_they_are_of(tmp_path):
     file = tmp_path / "chair.ply"
     write_cloud(file, torch.rand(50, 3))
     before = file.read_bytes()
-    with pytest.raises(ValueError, match=r"chair\.ply is the file itself"):
+    with pytest.raises(ValueError, match=r"chair\.ply.*--out"):
         write_parts(gl.load("shapenetpart"), file, tmp_path, category="chair")
     assert file.read_bytes() == before
 
@@ -473,11 +470,11 @@ def test_points_without_a_label_are_neither_learned_nor_judged(sites, tmp_path, 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"label": "auto", "ignore": [2, 5]}, "no point has a label"),
-        ({"label": "auto", "ignore": "ground"}, "ignore must be labels, whole numbers such as"),
-        ({"ignore": [2]}, "block, grid and ignore are for points with labels"),
-        ({"label": "auto", "grid": -1.0}, "^grid must be a length above 0"),
-        ({"label": "auto", "block": "big"}, "^block must be a length above 0"),
+        ({"label": "auto", "ignore": [2, 5]}, "no point .*label"),
+        ({"label": "auto", "ignore": "ground"}, "ignore.*ground"),
+        ({"ignore": [2]}, "block, grid and ignore"),
+        ({"label": "auto", "grid": -1.0}, "grid.*-1.0"),
+        ({"label": "auto", "block": "big"}, "block.*big"),
     ],
 )
 def test_what_cannot_be_ignored_or_measured_is_refused(sites, arguments, error):
@@ -610,8 +607,7 @@ def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(u
     capsys.readouterr()
     write_recording(unstated / "left" / "10.npy", random, (22, 9))
     assert main(["predict", large, "--weights", weights, "--device", "cpu"]) == 1
-    refused = f"{large}: recorded with 22 x 9 pixels, but the network is for 21 x 18: cut out or pool pixels first"
-    assert refused in capsys.readouterr().err
+    assert re.search(f"{large}.*22 x 9.*21 x 18", capsys.readouterr().err)
     assert main(["predict", large, "--weights", weights, "--repair", "drop", "--device", "cpu"]) == 0
     assert main(judge) == 1
     err = capsys.readouterr().err
@@ -635,7 +631,7 @@ def test_the_threshold_fits_the_recordings_of_a_folder(unstated, tmp_path, capsy
 def test_all_recordings_of_a_folder_that_cannot_be_used_are_named(unstated):
     for file in ("left/2.npy", "right/3.npy"):
         np.save(unstated / file, np.load(unstated / file)[::-1])
-    with pytest.raises(ValueError, match=r"2 of 10 files cannot be used.*left/2.*right/3.*data_options.repair="):
+    with pytest.raises(ValueError, match=r"2 of 10 files.*left/2.*right/3.*data_options.repair="):
         gl.data.EventFolder(unstated, "fit")
     assert len(gl.data.EventFolder(unstated, "fit", repair="sort")) == 8
     np.save(unstated / "left/2.npy", np.load(unstated / "left/2.npy")[:0])
@@ -665,8 +661,7 @@ def test_recordings_of_a_folder_may_be_prepared_for_a_smaller_sensor(step, unsta
     assert main(["predict", str(backwards), "--weights", weights, "--device", "cpu"]) == 0
     capsys.readouterr()
     assert run(tmp_path / "other", "own-recordings", *more, "--set", "model.sensor=[12, 9]") == 1
-    refused = "recordings of 21 x 18 have 11 x 9 pixels once they are prepared, and the network is for 12 x 9"
-    assert refused in capsys.readouterr().err
+    assert re.search(r"model\.sensor.*21 x 18.*11 x 9.*12 x 9", capsys.readouterr().err)
 
 
 def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):
@@ -804,12 +799,12 @@ def test_what_two_classes_link_to_is_refused(tmp_path):
     root = touched(tmp_path / "root", "a/0.ply", "b/0.ply")
     for name in "ab":
         (root / name / "link").symlink_to(outside)
-    with pytest.raises(ValueError, match=r"b/link is a link to .*a/link.*another class"):
+    with pytest.raises(ValueError, match=r"b/link.*a/link.*another class"):
         listing(root, [".ply"])
     for name in "ab":
         (root / name / "link").unlink()
         (root / name / "5.ply").symlink_to(outside / "1.ply")
-    with pytest.raises(ValueError, match=r"b/5\.ply is a link to .*a/5\.ply.*another class"):
+    with pytest.raises(ValueError, match=r"b/5\.ply.*a/5\.ply.*another class"):
         listing(root, [".ply"])
     # Points with labels have no classes, and their files are read once.
     assert listing(root, [".ply"], by_class=False).files == ("a/0.ply", "a/5.ply", "b/0.ply")
@@ -825,7 +820,7 @@ def test_a_link_to_a_test_file_is_not_learned_from(tmp_path):
     names = [f"{k}/{i}.ply" for k in "ab" for i in range(3)]
     root = touched(tmp_path, *names, "test/a/9.ply", "test/b/9.ply")
     (root / "a" / "link").symlink_to(root / "test" / "a")
-    with pytest.warns(UserWarning, match=r"a/link is a link to .*, in another split"):
+    with pytest.warns(UserWarning, match=r"a/link.*another split"):
         found = listing(root, [".ply"])
     assert [found.files[i] for i in found.rows("train")] == names
 

@@ -181,9 +181,7 @@ class Spoil:
 # In the middle of an epoch, where the next checkpoint would be; and with none before the end of the epoch.
 @pytest.mark.parametrize("checkpoint_steps", [1, None])
 def test_a_run_that_diverges_ends_with_an_error_and_its_last_checkpoint(recipe, clouds, tmp_path, checkpoint_steps):
-    with pytest.raises(
-        FloatingPointError, match=r"diverged in epoch 2: give a smaller learning_rate \(it is 0.001\), or"
-    ):
+    with pytest.raises(FloatingPointError, match=r"epoch 2.*learning_rate.*0\.001"):
         run(recipe, clouds, None, tmp_path, progress=False, checkpoint_steps=checkpoint_steps, callbacks=[Spoil(7)])
     assert not (tmp_path / "weights.safetensors").exists()
     last = tmp_path / "checkpoints/last.ckpt"
@@ -214,16 +212,16 @@ def begun(tmp_path_factory):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"seed": 1}, "seed is 1, was 0"),
-        ({"model__width": 16}, "model.width is 16, was 8"),
-        ({"augment__shift": 0.1, "epochs": 7}, "augment.shift is 0.1, was 0.0; epochs is 7, was 3"),
-        ({"model__order": 1}, "model.order is 1, was None"),
+        ({"seed": 1}, "seed.*1.*0"),
+        ({"model__width": 16}, "model.width.*16.*8"),
+        ({"augment__shift": 0.1, "epochs": 7}, "augment.shift.*0.1.*0.0.*epochs.*7.*3"),
+        ({"model__order": 1}, "model.order.*1.*None"),
     ],
 )
 def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
     folder, recipe, clouds = begun
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=rf"last.ckpt is of another run: {words}: give the same recipe"):
+    with pytest.raises(ValueError, match=rf"last\.ckpt.*{words}"):
         run(recipe.changed(**changes), clouds, None, folder, progress=False, resume=True)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -242,7 +240,7 @@ def test_resuming_with_other_examples_is_refused(begun):
         replace(clouds, parts=["a", "b"], values=[2, 5]),
     ]
     for other in others:
-        with pytest.raises(ValueError, match=r"another run: the training examples are others, \d+ of them, was 42"):
+        with pytest.raises(ValueError, match=r"last\.ckpt.*training examples.*\d+.*42"):
             run(recipe, other, None, folder, progress=False, resume=True)
 
 
@@ -266,10 +264,10 @@ def test_labels_of_points_and_events_are_part_of_what_examples_are(clouds):
 
 def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
     folder, recipe, clouds = begun
-    with pytest.raises(FileExistsError, match=r"holds a run already: go on with it \(--resume\), or choose another .*"):
+    with pytest.raises(FileExistsError, match=rf"{folder}.*--resume.*--out"):
         run(recipe, clouds, None, folder, progress=False)
     assert main(["train", "shapes", "--out", str(folder), "--device", "cpu"]) == 1
-    assert "(--resume), or choose another folder (--out)" in capsys.readouterr().err
+    assert re.search(f"{folder}.*--resume.*--out", capsys.readouterr().err)
 
 
 def test_two_runs_do_not_share_a_folder(recipe, clouds, tmp_path):
@@ -293,8 +291,9 @@ def test_a_run_that_ended_stays_as_it_is(capsys, tmp_path, files):
     for resume in ([], ["--resume"]):
         # The folder is refused before its data is read: there is none.
         assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(folder), *resume]) == 1
-        words = "holds a run that has ended: choose another folder (--out), where its weights may begin: --set "
-        assert f"{words}'start={folder}/weights'" in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert "--out" in error
+        assert f"--set 'start={folder}/weights'" in error
 
 
 @pytest.mark.parametrize("below", ["", "runs/1"])
@@ -322,7 +321,7 @@ def test_a_truncated_checkpoint_is_named(begun, tmp_path, share):
     whole = (folder / "checkpoints/last.ckpt").read_bytes()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/last.ckpt").write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(ValueError, match=r"last.ckpt is truncated, or no checkpoint of gridless train: remove it"):
+    with pytest.raises(ValueError, match=r"last\.ckpt.*truncated"):
         run(recipe, clouds, None, tmp_path, progress=False, resume=True)
 
 
@@ -330,7 +329,7 @@ def test_a_foreign_checkpoint_is_named(begun, tmp_path):
     _, recipe, clouds = begun
     (tmp_path / "checkpoints").mkdir()
     torch.save({"state_dict": {}}, tmp_path / "checkpoints/last.ckpt")
-    with pytest.raises(ValueError, match=r"last.ckpt is truncated, or no checkpoint of gridless train: remove it"):
+    with pytest.raises(ValueError, match=r"last\.ckpt.*truncated"):
         run(recipe, clouds, None, tmp_path, progress=False, resume=True)
 
 
@@ -339,12 +338,12 @@ def test_a_checkpoint_of_an_earlier_version_is_named(begun, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     for old in ({"pytorch-lightning_version": "2.5.1", "global_step": 3}, {"format": 1, "step": 3}):
         torch.save(old, tmp_path / "checkpoints/last.ckpt")
-        with pytest.raises(ValueError, match=r"last.ckpt was written by another version of gridless"):
+        with pytest.raises(ValueError, match=r"last\.ckpt.*version"):
             run(recipe, clouds, None, tmp_path, progress=False, resume=True)
 
 
 def test_resuming_nothing_says_so(recipe, clouds, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nothing to resume"):
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path}.*last\.ckpt"):
         run(recipe, clouds, None, tmp_path, resume=True)
 
 
@@ -378,8 +377,7 @@ def test_a_full_disk_is_named_with_the_folder_of_the_run(tmp_path, capsys):
     small += ["--set", "model.width=8", "--set", "model.levels=1", "--set", "batch_size=7"]
     words = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
     assert main([*words, "--checkpoint-steps", "1"]) == 1
-    said = capsys.readouterr().err
-    assert f"no space left while writing {tmp_path}: make room and go on from the last checkpoint with --resume" in said
+    assert re.search(f"space.*{tmp_path}.*--resume", capsys.readouterr().err)
 
 
 def test_a_full_disk_is_named_by_the_log_of_tensorboard_too(tmp_path, monkeypatch):
@@ -431,7 +429,7 @@ class InterruptAfter:
 def test_a_run_interrupted_by_hand_and_resumed_ends_with_the_same_weights(recipe, clouds, tmp_path, steps, kept):
     whole = run(recipe, clouds, clouds, tmp_path / "whole", progress=False)
     # No other checkpoint is due so early.
-    with pytest.raises(KeyboardInterrupt, match=r"^interrupted; go on with --resume$"):
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted.*--resume"):
         run(recipe, clouds, clouds, tmp_path / "cut", progress=False, callbacks=[InterruptAfter(steps)])
     assert torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)["step"] == kept
     resumed = run(recipe, clouds, clouds, tmp_path / "cut", progress=False, resume=True)
@@ -442,7 +440,7 @@ def test_a_run_interrupted_by_hand_and_resumed_ends_with_the_same_weights(recipe
 
 def test_a_second_interrupt_ends_a_run_at_once(recipe, clouds, tmp_path):
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt, match=r"^interrupted before a checkpoint$"):
+    with pytest.raises(KeyboardInterrupt, match="interrupted before a checkpoint"):
         run(recipe, clouds, None, tmp_path, progress=False, callbacks=[InterruptAfter(2, times=2)])
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -466,7 +464,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
-    assert err.splitlines()[-1:] == ["gridless train: interrupted; go on with --resume"]
+    assert err.splitlines()[-1:] == ["gridless train: interrupted. Continue with --resume."]
     assert "Traceback" not in err
     assert not (tmp_path / "cut/weights.safetensors").exists()
     assert main([*words, "--out", str(tmp_path / "cut"), "--resume"]) == 0

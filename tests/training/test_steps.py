@@ -137,7 +137,7 @@ def test_the_average_follows_the_weights():
 
 def test_capture_on_the_cpu_is_refused(recipe):
     model = recipe.make_model()
-    with pytest.raises(ValueError, match="needs a CUDA device"):
+    with pytest.raises(ValueError, match=r"capture.*CUDA"):
         TrainStep(model, recipe.make_optimiser(model), capture=True)
 
 
@@ -572,50 +572,50 @@ def test_a_report_counts_each_class():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"epoch": 3}, "unknown entry 'epoch': there are model, start, frozen, data"),
-        ({"augment": {"jiter": 1}}, "augment: unknown entry 'jiter'"),
-        ({"optimiser": "sgd"}, "optimiser must be one of adam, adamw"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"learning_rate": float("nan")}, "learning_rate must be above 0"),
-        ({"epochs": "abc"}, "epochs must be a whole number, not 'abc'"),
-        ({"epochs": 2.5}, "epochs must be a whole number, not 2.5"),
-        ({"clip": "no"}, "clip must be a number, not 'no'"),
-        ({"learning_rate": None}, "learning_rate must be a number, not None"),
-        ({"clip": 0}, "clip must be above 0, not 0"),
-        ({"clip": -1.0}, "clip must be above 0, not -1.0"),
-        ({"average": 1.0}, "average must be above 0 and below 1, not 1.0"),
-        ({"average": 0}, "average must be above 0 and below 1, not 0"),
-        ({"norm_momentum": 0.0}, "norm_momentum must be above 0 and at most 1"),
-        ({"norm_momentum": 1.5}, "norm_momentum must be above 0 and at most 1"),
-        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
-        ({"weight_decay": float("nan")}, "weight_decay must be at least 0"),
-        ({"factor": 1.5}, "factor must be above 0 and at most 1"),
-        ({"warm_up": -1}, "warm_up must be at least 0, not -1"),
-        ({"floor": 1.1}, "floor must be from 0 to 1, not 1.1"),
-        ({"capture": 1}, "capture must be true or false, not 1"),
-        ({"capture": "no"}, "capture must be true or false, not 'no'"),
-        ({"augment": {"azimuth": 3}}, "augment.azimuth must be true or false, not 3"),
-        ({"augment": {"shift": "far"}}, "augment.shift must be a number, not 'far'"),
-        ({"augment": {"scale": 2}}, r"augment.scale must be two numbers, such as \[0.8, 1.25\], not 2"),
-        ({"augment": {"scale": [1.0]}}, r"augment.scale must be two numbers, such as .*, not \[1.0\]"),
-        ({"augment": 5}, "augment must be a mapping, .*, not 5"),
-        ({"data_options": None}, "data_options must be a mapping, {NAME: VALUE}, not None"),
-        ({"model": 3}, "model must be a mapping, .*, not 3"),
-        ({"start": 3}, "start must be text, not 3"),
-        ({"model": {}, "start": 3}, "start must be text, not 3"),
-        ({"transforms": 5}, r"transforms must be a list, .*, not 5"),
-        ({"task": "parts"}, "data must be one of semantickitti, shapenetpart, folder, not 'modelnet40'"),
-        ({"task": 3}, "task must be text, not 3"),
-        ({"precision": 16}, "precision must be one of 32, bf16, not 16"),
-        ({"transforms": ["ReverseTime"]}, "transforms is for recordings; what is done to clouds is said by augment"),
-        ({"seed": 2**64}, r"seed must be .*, not 18446744073709551616"),
-        ({"smoothing": 2}, "smoothing must be from 0 to 1, not 2"),
-        ({"epsilon": -1}, "epsilon must be at least 0, not -1"),
-        ({"l2": float("nan")}, "l2 must be at least 0, not nan"),
-        ({"patience": -1}, "patience must be at least 0, not -1"),
+        ({"epoch": 3}, "'epoch'.*model, start, frozen, data"),
+        ({"augment": {"jiter": 1}}, "augment.*'jiter'"),
+        ({"optimiser": "sgd"}, "optimiser.*adam, adamw.*'sgd'"),
+        ({"batch_size": 0}, "batch_size.* 1.* 0"),
+        ({"learning_rate": float("nan")}, "learning_rate.* 0.*nan"),
+        ({"epochs": "abc"}, "epochs.*whole.*'abc'"),
+        ({"epochs": 2.5}, "epochs.*whole.*2.5"),
+        ({"clip": "no"}, "clip.*'no'"),
+        ({"learning_rate": None}, "learning_rate.*None"),
+        ({"clip": 0}, "clip.*above 0.* 0"),
+        ({"clip": -1.0}, "clip.*above 0.*-1.0"),
+        ({"average": 1.0}, "average.*above 0.*below 1.*1.0"),
+        ({"average": 0}, "average.*above 0.*below 1.* 0"),
+        ({"norm_momentum": 0.0}, "norm_momentum.*above 0.*at most 1.*0.0"),
+        ({"norm_momentum": 1.5}, "norm_momentum.*above 0.*at most 1.*1.5"),
+        ({"weight_decay": -0.1}, "weight_decay.*at least 0.*-0.1"),
+        ({"weight_decay": float("nan")}, "weight_decay.*at least 0.*nan"),
+        ({"factor": 1.5}, "factor.*above 0.*at most 1.*1.5"),
+        ({"warm_up": -1}, "warm_up.*at least 0.*-1"),
+        ({"floor": 1.1}, "floor.*0 to 1.*1.1"),
+        ({"capture": 1}, "capture.*true.*false.* 1"),
+        ({"capture": "no"}, "capture.*true.*false.*'no'"),
+        ({"augment": {"azimuth": 3}}, "augment.azimuth.*true.*false.*3"),
+        ({"augment": {"shift": "far"}}, "augment.shift.*number.*'far'"),
+        ({"augment": {"scale": 2}}, "augment.scale.*two numbers.* 2"),
+        ({"augment": {"scale": [1.0]}}, r"augment.scale.*two numbers.*\[1.0\]"),
+        ({"augment": 5}, "augment.*mapping.*5"),
+        ({"data_options": None}, "data_options.*mapping.*None"),
+        ({"model": 3}, "model.*mapping.*3"),
+        ({"start": 3}, "start.*text.*3"),
+        ({"model": {}, "start": 3}, "start.*text.*3"),
+        ({"transforms": 5}, "transforms.*list.*5"),
+        ({"task": "parts"}, "data.*semantickitti, shapenetpart, folder.*'modelnet40'"),
+        ({"task": 3}, "task.*text.*3"),
+        ({"precision": 16}, "precision.*32, bf16.* 16"),
+        ({"transforms": ["ReverseTime"]}, "transforms.*recordings.*augment"),
+        ({"seed": 2**64}, "seed.*18446744073709551616"),
+        ({"smoothing": 2}, "smoothing.*0 to 1.*2"),
+        ({"epsilon": -1}, "epsilon.*at least 0.*-1"),
+        ({"l2": float("nan")}, "l2.*at least 0.*nan"),
+        ({"patience": -1}, "patience.*at least 0.*-1"),
         ({"data_options": {"names": {"ground": 2}}}, r"names: 'ground' .*\{2: "),
-        ({"data_options": {"names": {2: 5}}}, "names: 5 of the label 2"),
-        ({"data_options": {"names": ["ground"]}}, "names must be a mapping of labels to names"),
+        ({"data_options": {"names": {2: 5}}}, "names.* 5 .* 2"),
+        ({"data_options": {"names": ["ground"]}}, "names.*mapping"),
     ],
 )
 def test_mistakes_in_a_recipe_are_named(change, words):
@@ -626,8 +626,8 @@ def test_mistakes_in_a_recipe_are_named(change, words):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"epochs__x": 3}, "epochs is one value, without 'x' in it: give epochs=VALUE"),
-        ({"nope__x": 3}, "unknown entry 'nope': there are model, start"),
+        ({"epochs__x": 3}, "epochs.*'x'.*epochs=VALUE"),
+        ({"nope__x": 3}, "'nope'.*model, start"),
     ],
 )
 def test_changes_inside_of_what_has_no_inside_are_refused(recipe, change, words):
@@ -657,7 +657,7 @@ def test_a_batch_of_other_rows_or_types_does_not_fill_a_slot():
     slot = Slot(batch(), {"X0": 64, EXAMPLES: 1})
     slot.load(batch())
     for other in (batch(torch.float64), batch(rows=("label", "rgb"))):
-        with pytest.raises(ValueError, match="other rows or types"):
+        with pytest.raises(ValueError, match="rows or types"):
             slot.load(other)
         assert other.group.layout != batch().group.layout
 
@@ -703,7 +703,7 @@ def test_a_module_of_ones_own_logs_in_validation():
 def test_a_gpu_that_is_not_there_is_refused_by_name():
     plan = gl.Plan()
     plan.points(3)
-    words = "device 'cuda' was asked for, but torch sees no GPU"
+    words = "'cuda'.*no GPU"
     with pytest.raises(ValueError, match=words):
         gl.load("modelnet40-small", device="cuda")
     with pytest.raises(ValueError, match=words):

@@ -152,7 +152,7 @@ def beside_engine(model: nn.Module, result: Result, bits: int = 32) -> float:
     difference = float((expected - logits).abs().max() / expected.abs().max().clamp(min=1e-30))
     if not difference <= BESIDE[bits]:
         raise ValueError(
-            f"check: C's logits are {difference:.1e} of the largest from the engine's, more than {BESIDE[bits]:.0e}"
+            f"check: C's logits differ from the engine's by {difference:.1e} of the largest (limit {BESIDE[bits]:.0e})"
         )
     return difference
 

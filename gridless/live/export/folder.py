@@ -47,7 +47,7 @@ def texts(model: nn.Module, bits: int = 32, chunk: int = 2048, name: str = "net"
 def as_folder(out: str | Path) -> Path:
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"export: {folder} is a file, not a folder. Choose another (--out, --web).")
+        raise NotADirectoryError(f"export: {folder} is a file. Choose a folder (--out, --web).")
     return folder
 
 
@@ -56,7 +56,7 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     existing = [name for name in files if (folder / name).exists()]
     if existing and not any(name.startswith("network.") for name in existing):
         raise FileExistsError(
-            f"export: {folder} holds {existing[0]} and no export. Choose another folder (--out, --web)."
+            f"export: {folder} holds {existing[0]} but no export. Choose another folder (--out, --web)."
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -76,8 +76,8 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
         session = Session(private_copy(model).double())
     except RuntimeError as error:
         raise TypeError(
-            f"export: the test logits are computed in float64, but forward has values of another dtype ({error}). Give "
-            "them the dtype of a weight, such as polarity_features(events, self.logits.weight.dtype)."
+            f"export: forward does not run in float64 ({error}). Give its values the dtype of a weight, such as "
+            "polarity_features(events, self.logits.weight.dtype)."
         ) from error
     predictions = sum(len(list(session.push(packet))) for packet in packets(GOLDEN, sensor))
     if program.answers is None and program.duration is None:
@@ -88,8 +88,8 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
     logits = session.predict().numpy()
     if not np.isfinite(logits).all():
         raise ValueError(
-            f"export: the logits of the test recording are {logits.tolist()}, not finite. gl.streaming.Session(model, "
-            "features=[...]) shows after which module."
+            f"export: the logits of the test recording are not finite, {logits.tolist()}. Find the module with "
+            "gl.streaming.Session(model, features=[...])."
         )
     return logits, predictions, counts
 

@@ -100,4 +100,4 @@ def _compiler() -> list[str]:
         return [*zig(), "-target", "wasm32-freestanding"]
     if shutil.which("clang") and shutil.which("wasm-ld"):
         return ["clang", "--target=wasm32"]
-    raise RuntimeError("no compiler for WebAssembly was found: pip install ziglang, or install clang and lld")
+    raise RuntimeError("no compiler for WebAssembly was found. Run pip install ziglang, or install clang and lld.")

@@ -123,17 +123,17 @@ class Writer:
 
     def __init__(self, program: Program, bits: int = 32, chunk: int = 2048, name: str = "net") -> None:
         if bits not in (16, 32):
-            raise ValueError(f"export: weights have 16 or 32 bits, not {bits}")
+            raise ValueError(f"export: bits is {bits}. Give 16 or 32.")
         if not isinstance(chunk, int) or not 1 <= chunk <= MOST:
-            raise ValueError(f"export: chunk must be between 1 and {MOST} events, not {chunk!r}")
+            raise ValueError(f"export: chunk is {chunk!r}. Give 1 to {MOST} events.")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
-            raise ValueError(f"export: name must be a name in C, such as left_eye, not {name!r}")
+            raise ValueError(f"export: {name!r} is no name in C. Choose a name such as left_eye.")
         if name in RESERVED.split() or name.lower() == "golden":
             raise ValueError(f"export: {name!r} is reserved in C++ or CMake. Choose another name, such as {name}_net.")
         for row in program.rows:
             for part, array in row.constants.items():
                 if not np.isfinite(array).all():
-                    raise ValueError(f"export: the {part} of {row.name} is not finite")
+                    raise ValueError(f"export: the {part} of {row.name} is not finite. Export other weights.")
         self.program, self.bits, self.chunk, self.name = program, bits, chunk, name
         self.library = "network" if name == "net" else name
         self.streams = {stream.name: stream for stream in program.streams}
@@ -298,7 +298,7 @@ class Writer:
         decays = len(rule.coarse) + len(rule.fine)
         if decays > DECAYS:
             raise ValueError(
-                f"export: the decay_time of {child.lif['decay_time']:g} us of {child.name} needs tables of "
+                f"export: decay_time {child.lif['decay_time']:g} us of {child.name} needs tables of "
                 f"{decays * 4 / 1e6:.0f} MB. Use at most 1e9 us (17 minutes)."
             )
         potential = self.memory.add("float", f"potential_{child.name}", child.pixels)

@@ -32,9 +32,9 @@ frozen = False
 def register(kind: type[Operation]) -> type[Operation]:
     """Add an operation; also as a decorator of its class."""
     if frozen:
-        raise RuntimeError(f"register: {kind.name!r} comes after the first stream. Register it before.")
+        raise RuntimeError(f"register: {kind.name!r} comes after the first stream. Register it earlier.")
     if kind.name in OPERATIONS:
-        raise ValueError(f"register: there is an operation {kind.name!r} already. Choose another name.")
+        raise ValueError(f"register: the operation {kind.name!r} exists already. Choose another name.")
     _add(kind)
     added.append(kind.name)
     return kind

@@ -20,7 +20,7 @@ def caused(r: Any, x: Any, index: CauseIndex) -> Row:
     x = r.value(x)
     for name in index.chain:
         if x.stream != r.streams[name].source:
-            raise Unknown(f"{r.name} takes rows of {x.stream} by the causes of {name}; this")
+            raise Unknown(f"{r.name} (rows of {x.stream} by the causes of {name})")
         x = r.add(r.name, "cause", name, (x,), x.shape)
     return x
 

@@ -83,13 +83,13 @@ def convolve(r: Any, layer: EventConv, x: Row) -> Row:
     source, target = r.streams[str(near.source)], r.streams[str(near.target)]
     if target is not source and target.source != source.name:
         raise ValueError(
-            f"stream: {r.name} convolves {source.name} to {target.name}, but a stream sees only itself and the stream "
-            "that fired it. Convolve from stream to stream."
+            f"stream: {r.name} convolves {source.name} to {target.name}, which {source.name} does not fire. Convolve "
+            "a stream to itself, or to the stream that it fires."
         )
     if (grid := coarser(source.sensor, near.stride)) != target.sensor:
         raise ValueError(
-            f"stream: {r.name} has a stride of {near.stride}, which makes {grid} of the {source.sensor} pixels of "
-            f"{source.name}, but {target.name} has {target.sensor}"
+            f"stream: {r.name} has the stride {near.stride}, but {source.name} has {source.sensor} pixels and "
+            f"{target.name} has {target.sensor}. With this stride {target.name} needs {grid}."
         )
     _, decays, q, p = layer.weight.shape
     r.channels(x, q)
@@ -100,7 +100,7 @@ def convolve(r: Any, layer: EventConv, x: Row) -> Row:
     log_rate = layer.log_rate.to(torch.promote_types(layer.log_rate.dtype, torch.float32))
     rate = array_of((log_rate.exp().double() / layer.decay_time).expand(len(layer.weight), -1))
     if np.isnan(rate).any():
-        raise ValueError(f"stream: a rate of {r.name} is not a number")
+        raise ValueError(f"stream: a rate of {r.name} is nan. Use other weights.")
     return r.add(
         r.name, "convolve", target.name, (x,), (p,), settings, 4 * slots * decays * q + 8 * source.pixels,
         rate=rate, weight=array_of(layer.weight), bias=bias,

@@ -16,7 +16,7 @@ from gridless.live.values import Unknown
 def polarity(r: Any, stream: EventStream) -> Row:
     """The row of the polarities; a network has one."""
     if stream.source is not None:
-        raise Unknown(f"{r.name} sees the polarity of {stream.name}, which only the camera's events have; this")
+        raise Unknown(f"{r.name} (the polarity of {stream.name}, which is not the camera)")
     rows = [row for row in r.rows.values() if row.operation == "polarity"]
     return rows[0] if rows else r.add("polarity", "polarity", stream.name, (), (2,))
 

@@ -53,7 +53,7 @@ def batch_norm(
             raise ValueError(f"batch_norm: {name} must be ({x.shape[1]},) on {x.device}, not {actual}")
     for name, value in running_values:
         if not value.is_contiguous():
-            raise ValueError(f"batch_norm: {name} is written, and must be contiguous. Pass .contiguous().")
+            raise ValueError(f"batch_norm: {name} is written to but not contiguous. Pass .contiguous().")
     if by_reference(x):
         return reference.forward(x.contiguous(), count, weight, bias, eps, before, after, running)[0]
     if not traced(x):

@@ -29,7 +29,9 @@ def edge_max(features: Tensor, edges: Edges) -> Tensor:
             f"edge_max: features must be floating point (S, C), not {features.dtype} {tuple(features.shape)}"
         )
     if features.shape[0] != edges.num_source:
-        raise ValueError(f"edge_max: the edges have {edges.num_source} sources, the features {features.shape[0]} rows")
+        raise ValueError(
+            f"edge_max: features have {features.shape[0]} rows for {edges.num_source} sources. Pass one row each."
+        )
     if features.device != edges.device:
         raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}. Put both on one device.")
     if by_reference(features):

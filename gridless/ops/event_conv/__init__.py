@@ -140,13 +140,13 @@ def event_gather_step(
     pixels = source.num_examples * source.sensor[0] * source.sensor[1]
     if memory.trace.shape != (pixels, *weight.shape[:3]) or memory.time.shape != (pixels,):
         raise ValueError(
-            f"event_conv: the memory of these streams is a trace of {(pixels, *weight.shape[:3])} "
-            f"and a time of ({pixels},), not {tuple(memory.trace.shape)} and {tuple(memory.time.shape)}"
+            f"event_conv: memory must have a trace of {(pixels, *weight.shape[:3])} and a time of ({pixels},), "
+            f"not {tuple(memory.trace.shape)} and {tuple(memory.time.shape)}"
         )
     kinds = (memory.trace.dtype, memory.time.dtype, memory.trace.device, memory.time.device)
     if kinds != (features.dtype, torch.int64, features.device, features.device):
         raise TypeError(
-            f"event_conv: the memory of these streams is {features.dtype} and int64 on {features.device}, "
+            f"event_conv: memory must be {features.dtype} and int64 on {features.device}, "
             f"not {kinds[0]} on {kinds[2]} and {kinds[1]} on {kinds[3]}. Convert it."
         )
     with torch.no_grad():

@@ -209,7 +209,7 @@ def _check(
             raise ValueError(f"point_conv: the edges need {name} of {rows} rows, but it is {tuple(coords.shape)}")
         if coords.shape[1] != basis.dim:
             raise ValueError(
-                f"point_conv: {name} has {coords.shape[1]} dimensions, the basis {basis.dim}: {basis!r} does not fit"
+                f"point_conv: {name} has {coords.shape[1]} dimensions, {basis!r} has {basis.dim}. Use another basis."
             )
         if coords.device != edges.device:
             raise ValueError(f"point_conv: {name} is on {coords.device}, the edges on {edges.device}. Use .to(...).")
@@ -303,6 +303,6 @@ def _neighbours(
 def _check_described(near: Neighbours, basis: Basis, backend: str) -> None:
     if near.function.kind < 0:
         raise NotImplementedError(
-            f"{type(basis).__name__} has no description in numbers, so backend {backend!r} cannot make its values: "
-            "give it one, or run under gl.use_backend('reference')"
+            f"{type(basis).__name__} has no numeric description, which backend {backend!r} needs. Add one, or use "
+            "gl.use_backend('reference')."
         )

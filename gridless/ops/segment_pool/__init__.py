@@ -39,7 +39,9 @@ def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
     """The values of each row's example: values (B, C), splits (B + 1) to (rows, C); 0 for rows after splits[-1]."""
     _check(values, splits, "segment_spread")
     if len(values) != len(splits) - 1:
-        raise ValueError(f"segment_spread: {len(values)} rows of values for {len(splits) - 1} examples")
+        raise ValueError(
+            f"segment_spread: {len(values)} rows of values for {len(splits) - 1} examples. Pass one row each."
+        )
     return reference.segment_spread(values, splits, rows) if by_reference(values) else _spread(values, splits, rows)
 
 

@@ -82,7 +82,7 @@ def _autocast(
 def _check(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> None:
     rows, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
     if dtype not in FLOATS:
-        raise TypeError(f"tap_conv: features must be floating point, not {dtype}: use .float()")
+        raise TypeError(f"tap_conv: features must be floating point, not {dtype}. Use .float().")
     if len(rows) != 2 or rows[0] != edges.num_source:
         raise ValueError(
             f"tap_conv: the edges have {edges.num_source} sources, so features must be ({edges.num_source}, channels), "
@@ -98,8 +98,8 @@ def _check(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdge
     for name, tensor in (("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.dtype != dtype:
             raise TypeError(
-                f"tap_conv: features are {dtype}, {name} {tensor.dtype}: convert one, or use torch.autocast"
+                f"tap_conv: features are {dtype}, {name} {tensor.dtype}. Convert one, or use torch.autocast."
             )
     for name, tensor in (("features", features), ("weight", weight), ("bias", bias)):
         if tensor is not None and tensor.device != device:
-            raise ValueError(f"tap_conv: {name} are on {tensor.device}, the edges on {device}: use .to(...)")
+            raise ValueError(f"tap_conv: {name} are on {tensor.device}, the edges on {device}. Use .to(...).")

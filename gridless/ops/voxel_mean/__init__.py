@@ -36,7 +36,7 @@ def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> Tensor:
     if cell.device != features.device:
         raise ValueError(f"voxel_mean: cell is on {cell.device}, features on {features.device}. Move one by .to(...).")
     if cells < 0:
-        raise ValueError(f"voxel_mean: the number of cells must not be negative, not {cells}")
+        raise ValueError(f"voxel_mean: the number of cells must be at least 0, not {cells}")
     if by_reference(features):
         _check_range(cell, cells)
         return reference.voxel_mean(features, cell, cells)[0]

@@ -44,12 +44,14 @@ def _chain(kind: int, table: tuple[float, ...], dim: int) -> tuple[np.ndarray, i
         return np.zeros((0, 3), np.int64), len(table) // dim
     wanted = [tuple(table[i : i + dim]) for i in range(0, len(table), dim)]
     if any(e < 0 or e != int(e) for row in wanted for e in row):
-        raise ValueError("point_conv: the exponents of monomials must be whole numbers, not negative")
+        raise ValueError(
+            "point_conv: an exponent of the monomials is negative or not whole. Give whole numbers from 0."
+        )
     slot: dict[tuple, int] = {}
     for row in wanted:
         slot.setdefault(row, len(slot))
     if len(slot) < len(wanted):
-        raise ValueError("point_conv: a basis of monomials must not hold one twice")
+        raise ValueError("point_conv: the basis has the same monomial twice. Remove one.")
     chain = []
     # Parents are appended behind their children, and so met later; reversed by order they come first.
     todo = list(wanted)

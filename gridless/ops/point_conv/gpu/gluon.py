@@ -160,8 +160,8 @@ class _GluonLaunch:
                 raise
             GLUON = False
             warnings.warn(
-                f"Triton {triton.__version__} cannot compile the fastest point convolution for this device ({error}); "
-                "a slower one runs instead",
+                f"Triton {triton.__version__} cannot compile the fastest point convolution for this device ({error}). "
+                "A slower one runs instead.",
                 stacklevel=2,
             )
             return False
