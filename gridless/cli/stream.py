@@ -91,9 +91,9 @@ def stream(
     from gridless.weights import class_names, load
 
     if source == "-" and sys.stdin is None:
-        raise ValueError("standard input is closed: --input - reads frames from it")
+        raise ValueError("standard input is closed, but --input - reads it. Give another --input.")
     if sys.stdout is None:
-        raise ValueError("standard output is closed: the predictions have nowhere to go")
+        raise ValueError("standard output is closed. Keep it open for the predictions.")
     repairs = [str(name) for name in repair or []]
     _check_source(source, repairs, crop, topic)
     model: Any = load(weights)
@@ -119,7 +119,7 @@ def stream(
         with _quick_switches():
             _run(packets, engine, tell, meter, viewer)
         if not engine.events_seen and not quiet:
-            print("no event came, or none within what --crop and --repair leave", file=sys.stderr)
+            print("no events arrived. Check the input, --crop and --repair.", file=sys.stderr)
     except BrokenPipeError:
         # The reader of the predictions has closed the pipe. The rest of the buffer is written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -181,15 +181,15 @@ def _check_source(source: str, repairs: list[str], crop: str | None, topic: str 
     from gridless.data.readers.bags import SUFFIXES, is_bag
 
     if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
-        raise ValueError(f"--crop takes two whole numbers X,Y, such as 100,60, not {crop!r}")
+        raise ValueError(f"--crop is {crop!r}. Give two whole numbers X,Y, such as 100,60.")
     live = _is_live(source)
     if live and set(repairs) - {"drop"}:
-        raise ValueError(f"--repair {min(set(repairs) - {'drop'})} is for recordings: a live stream can only drop")
+        raise ValueError(f"--repair {min(set(repairs) - {'drop'})} needs a recording. For a live stream use drop.")
     is_recording_of_ros = not live and is_bag(Path(source))
     if topic is not None and not is_recording_of_ros:
-        raise ValueError(f"--topic is for recordings of ROS ({', '.join(SUFFIXES)}), not for {source}: leave it out")
+        raise ValueError(f"--topic: {source} is no recording of ROS ({', '.join(SUFFIXES)}). Leave it out.")
     if not live and not Path(source).is_file() and not is_recording_of_ros:
-        raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
+        raise FileNotFoundError(f"--input: there is no file {source}. Give a recording, -, udp://HOST:PORT or camera.")
     if is_recording_of_ros:
         from gridless.data.readers.events.ros import check_topic
 
@@ -199,7 +199,7 @@ def _check_source(source: str, repairs: list[str], crop: str | None, topic: str 
             raise ValueError(in_options(error)) from error
     host, port = _address(source)
     if source.startswith("udp://") and (not host or not port.isdigit()):
-        raise ValueError(f"{source!r} is not of the form udp://HOST:PORT")
+        raise ValueError(f"--input is {source!r}. Give udp://HOST:PORT.")
 
 
 def _is_live(source: str) -> bool:

@@ -72,11 +72,11 @@ def _keep(dispatcher: Any) -> None:
     except RuntimeError as error:
         if _on_disk:
             _on_disk = False
-            remedy = "install the package as .py files in a folder"
+            remedy = "Install the package as .py files in a folder"
             if Path(inspect.getfile(dispatcher.py_func)).is_file():
-                remedy = "set NUMBA_CACHE_DIR to a folder that can be written to"
+                remedy = "Set NUMBA_CACHE_DIR to a writable folder"
             warnings.warn(
-                f"compiled CPU kernels are not kept on disk, each process compiles them again: {remedy} ({error})",
+                f"compiled CPU kernels cannot be cached, so each process compiles them ({error}). {remedy}.",
                 stacklevel=4,
             )
 
@@ -88,7 +88,7 @@ class _Inner(CPUDispatcher):
         super().__init__(function, targetoptions=targetoptions, pipeline_class=_InnerCompiler)
 
     def __call__(self, *args: Any, **named: Any) -> None:
-        raise TypeError(f"{self.__name__} was compiled with inner=True, for other kernels to call: Python cannot")
+        raise TypeError(f"{self.__name__} has inner=True, so Python cannot call it. Call it from another kernel.")
 
     def add_overload(self, cres: Any) -> None:
         self.overloads[tuple(cres.signature.args)] = cres

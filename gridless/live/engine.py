@@ -54,7 +54,9 @@ class Engine(ProgramStream):
         self._rows = {name: program.modules.get(name, "") for name in self._names}
         for name, row in self._rows.items():
             if not row or program[row].stream is None:
-                raise ValueError(f"stream: module {name!r} does not return a row for every event of a stream")
+                raise ValueError(
+                    f"stream: module {name!r} does not return one row per event. Leave it out of features=."
+                )
         program = _with_newest(program)
         lowered = self._lowered = Lowered(program, self._rows.values(), lanes(np.float32), PANEL)
         self._i, self._f = lowered.i, lowered.f

@@ -190,7 +190,7 @@ def test_nothing_is_found_in_nothing_and_bad_batches_are_refused():
     assert grid_cluster(none, torch.ones(3)).tolist() == []
     with pytest.raises(ValueError, match=r"batch_x.*sorted"):
         knn(x, x, 2, torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1]))
-    with pytest.raises(ValueError, match="both batch_x and batch_y"):
+    with pytest.raises(ValueError, match="batch_x and batch_y"):
         knn(x, x, 2, torch.tensor([0, 0, 1, 1]))
     with pytest.raises(ValueError, match=r"batch_x.* 3"):
         knn(x, x, 2, torch.tensor([0, 0, 1, 3]), torch.tensor([0, 0, 1, 3]), batch_size=2)

@@ -116,7 +116,7 @@ def test_a_kernel_that_cannot_be_kept_on_disk_runs_and_the_remedy_is_said_once(s
     (sample / "__pycache__").touch()
     done = process(sample, XDG_CACHE_HOME=str(sample / "__init__.py"), NUMBA_CACHE_DIR="")
     assert done.stdout == "60 0 1\n"
-    assert done.stderr.count("not kept on disk") == done.stderr.count("set NUMBA_CACHE_DIR") == 1
+    assert done.stderr.count("NUMBA_CACHE_DIR") == 1
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_a_package_without_sources_runs_and_does_not_name_a_folder_that_would_no
         file.unlink()
     done = process(sample)
     assert done.stdout == "60 0 1\n"
-    assert "install the package as .py files" in done.stderr
+    assert ".py files" in done.stderr
     assert "NUMBA_CACHE_DIR" not in done.stderr
 
 
@@ -167,7 +167,7 @@ def test_python_cannot_call_what_only_kernels_call():
         return double(double(x))
 
     assert fourfold(2) == 8
-    with pytest.raises(TypeError, match="double was compiled with inner=True, for other kernels to call"):
+    with pytest.raises(TypeError, match=r"double.*inner=True"):
         double(2)
 
 

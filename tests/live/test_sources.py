@@ -120,7 +120,7 @@ def test_what_a_frame_cannot_hold_is_refused_by_name(events):
         encode(wide)
     with pytest.raises(ValueError, match="-5"):
         encode(at(-5, 3))
-    with pytest.raises(ValueError, match="not of 2"):
+    with pytest.raises(ValueError, match=r"recording.* 2"):
         encode(gl.Events.of([events, events], sensor=(34, 34)))
     with pytest.raises(ValueError, match="1048577"):
         encode(at(*range((1 << 20) + 1)))
@@ -163,7 +163,7 @@ def test_a_socket_that_cannot_be_is_refused_by_name():
     for options, words in (
         ({"idle": 0}, "idle .* 0"),
         ({"idle": -1.0}, "idle .* -1"),
-        ({}, "port 65536"),
+        ({}, "port .*65536"),
     ):
         with pytest.raises(ValueError, match=words):
             Datagrams("127.0.0.1", 65_536 if not options else 0, (34, 34), **options)
@@ -708,7 +708,7 @@ def test_the_command_listens_to_a_socket(events, weights):
     _, errors = child.communicate(timeout=100)
     assert child.returncode == 3, "some datagrams were no frames"
     assert b"lost 0, late 0, bad " in errors
-    assert b"refused 0, restarts 0\nnot taken: udp: a datagram of 8 bytes is no frame" in errors
+    assert b"refused 0, restarts 0\nnot taken: udp: a datagram of 8 bytes" in errors
 
 
 @pytest.mark.slow
@@ -734,17 +734,17 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--weights", "nothing-of-the-kind", "--input", "-"], "no weights named"),
+        (["--weights", "nothing-of-the-kind", "--input", "-"], "nothing-of-the-kind"),
         # Before weights are loaded, and anything is compiled for them.
-        (["--weights", "nothing-of-the-kind", "--input", "missing.raw"], "no file missing.raw"),
-        (["--weights", "nothing-of-the-kind", "--input", "-", "--crop", "5"], "--crop takes two whole numbers X,Y"),
+        (["--weights", "nothing-of-the-kind", "--input", "missing.raw"], "missing.raw"),
+        (["--weights", "nothing-of-the-kind", "--input", "-", "--crop", "5"], "--crop"),
         (["--weights", "{weights}", "--input", "udp://nowhere"], "udp://HOST:PORT"),
         (["--weights", "{weights}", "--input", "udp://:9000"], "udp://HOST:PORT"),
         (["--weights", "{weights}", "--input", "udp://nowhere:port"], "udp://HOST:PORT"),
-        (["--weights", "modelnet40-small", "--input", "-"], "PointResNet is not an event network"),
+        (["--weights", "modelnet40-small", "--input", "-"], "PointResNet"),
         (["--weights", "{weights}", "--input", "-", "--packet", "0"], "--packet"),
         (["--weights", "{weights}", "--input", "-", "--packet", "-5"], "--packet"),
-        (["--weights", "{weights}", "--input", "-", "--repair", "sort"], "--repair sort is for recordings"),
+        (["--weights", "{weights}", "--input", "-", "--repair", "sort"], "--repair sort"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line(weights, words, message, capsys):
@@ -759,10 +759,10 @@ def test_closed_standard_streams_are_named(weights, capsys, monkeypatch):
     closed = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "gridless", *words]
     done = subprocess.run(closed, capture_output=True, timeout=100)
     assert done.returncode == 1
-    assert b"standard output is closed" in done.stderr
+    assert b"standard output" in done.stderr
     monkeypatch.setattr(sys, "stdin", None)  # as Python has it then
     assert main(words) == 1
-    assert "standard input is closed" in capsys.readouterr().err
+    assert "standard input" in capsys.readouterr().err
 
 
 def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path, capsys):
@@ -787,7 +787,7 @@ def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path,
     assert last["class"] == f"digit {int(expected.predict().argmax())}"
     for words in (["--crop", "340,250"], ["--repair", "drop"]):
         assert main(["stream", "--weights", weights, "--input", str(path), *words]) == 0
-        assert capsys.readouterr() == ("", "no event came, or none within what --crop and --repair leave\n")
+        assert capsys.readouterr() == ("", "no events arrived. Check the input, --crop and --repair.\n")
     assert main(["stream", "--weights", weights, "--input", str(path)]) == 1
     assert "34 x 34" in capsys.readouterr().err
 
