@@ -41,7 +41,7 @@ def compile_kernels(
         for dim in dimensions or (3, 2)
     ]
     jobs: dict[str, list[tuple[str, Callable[[], object]]]] = {
-        "points": [*clouds, ("point networks", networks), ("voxels", voxels)],
+        "points": [*clouds, ("point networks", networks), ("scenes", scenes), ("voxels", voxels)],
         "events": [("events", events)],
         "live": [("event networks live", live), ("export", exported)],
         "files": [("files", files)],
@@ -102,6 +102,18 @@ def points(dim: int, dtype: torch.dtype) -> None:
     for order in ("gather_first", "transform_first"):
         conv = gl.nn.PointConv(near, 4, 4, order=order).to(dtype)
         conv(torch.rand(60, 4, dtype=dtype), plan(gl.Cloud.of(moving))).sum().backward()
+
+
+def scenes() -> None:
+    """A plan on the tiles of a scene."""
+    import gridless as gl
+
+    plan = gl.Plan()
+    cloud = plan.points(3)
+    near = plan.ball(cloud, cloud, 0.1)
+    plan.rejection_sample(near)
+    for tile in gl.tiles(torch.rand(1000, 3, generator=torch.Generator().manual_seed(0)), 0.5, plan.reach()):
+        tile.run(plan)
 
 
 def networks() -> None:

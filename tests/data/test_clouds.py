@@ -188,6 +188,12 @@ def test_what_one_scan_of_an_e57_lacks_is_no_row(tmp_path):
     assert not cloud.rows
 
 
+def test_an_e57_without_colours_has_none(tmp_path):
+    scan = {name: values for name, values in e57_scan(POINTS[:9]).items() if not name.startswith("color")}
+    (tmp_path / "a.e57").write_bytes(e57(scan))
+    assert list(read_cloud(tmp_path / "a.e57").rows) == ["intensity"]
+
+
 def test_an_e57_that_is_damaged_is_refused(tmp_path):
     data = e57(e57_scan(POINTS[:50]))
     for part in (data[: len(data) // 2], data[:700] + b"?" + data[701:]):

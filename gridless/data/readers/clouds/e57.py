@@ -28,8 +28,11 @@ def read(source: Source) -> Points:
     # A row that some scan lacks is empty.
     if len(coords) and len(scans.intensity) == len(coords):
         rows["intensity"] = np.asarray(scans.intensity)[:, 0]
-    if len(coords) and len(scans.color) == len(coords):
-        rows["rgb"] = _colour(np.asarray(scans.color))
+    # Where a file has no colours, the library gives the intensity as grey.
+    colour = np.asarray(scans.color)
+    is_grey = "intensity" in rows and len(colour) == len(coords) and bool((colour == rows["intensity"][:, None]).all())
+    if len(coords) and len(colour) == len(coords) and not is_grey:
+        rows["rgb"] = _colour(colour)
     return Points(coords, rows, narrowest(coords))
 
 
