@@ -19,6 +19,7 @@ from typing import NamedTuple
 from gridless.data import splits
 from gridless.data.readers import clouds
 from gridless.data.readers import events as recordings
+from gridless.data.readers.bags import SUFFIXES, is_bag
 from gridless.data.sessions import held_out
 
 CLOUDS = tuple(sorted({*clouds.READERS, *clouds.MESHES}))
@@ -272,11 +273,19 @@ def _parts(
     if "validation" in places:
         return parts, f"the files in {places['validation']}"
     fit = [i for i, part in enumerate(parts) if part == "fit"]
-    names = [Path(*entries[i].inside[by_class:]).as_posix() for i in fit]
+    names = [_recording(entries[i], by_class) for i in fit]
     chosen, rule = held_out([labels[i] for i in fit], names)
     for i in chosen:
         parts[fit[i]] = "validation"
     return parts, rule
+
+
+def _recording(entry: Entry, by_class: bool) -> str:
+    """The path of a recording inside its class, which names its session. The folder of a ROS 2 bag is a recording."""
+    inside, path = entry.inside[by_class:], entry.path
+    if path.suffix.lower() in SUFFIXES and len(inside) > 1 and is_bag(path.parent):
+        inside = (*inside[:-2], inside[-2] + path.suffix)
+    return Path(*inside).as_posix()
 
 
 def _checked_name(path: Path) -> str:

@@ -228,6 +228,20 @@ def test_what_was_recorded_on_one_day_is_one_session(name):
     assert (chosen, rule) == ([5], "the last fifth of each class, in the order of the file names")
 
 
+def test_the_folder_of_a_bag_is_a_recording_and_no_session(tmp_path):
+    for name, day in [(name, day) for name in ("clap", "wave") for day in ("monday", "tuesday", "friday")]:
+        for number in range(3):
+            bag = tmp_path / name / f"{day}_{number}"
+            bag.mkdir(parents=True)
+            (bag / "metadata.yaml").write_text("rosbag2_bagfile_information:\n")
+            (bag / f"{bag.name}_0.mcap").write_bytes(b"-")
+        (tmp_path / name / f"{day}_3.bag").write_bytes(b"-")
+    found = listing(tmp_path, (".bag", ".mcap"))
+    assert "1 of 3 sessions" in found.rule
+    assert len({Path(file).parts[1].partition("_")[0] for file in found.held_out}) == 1
+    assert len(found.held_out) == 8
+
+
 def test_numbers_alone_are_no_sessions_so_that_the_last_are_held_out():
     chosen, rule = held_out([0] * 12 + [1] * 5, [f"mug{i}.ply" for i in range(12)] + [f"{i}.ply" for i in range(5)])
     assert chosen == [10, 11, 16]
