@@ -440,6 +440,17 @@ def exported(r: dict[str, Any]) -> Table:
     return "Exported C", f"{caption} {origin(r['export'])}", columns, rows
 
 
+def tracked(r: dict[str, Any]) -> Table:
+    columns = ["rms", "rms with latency", "packet us", "us per answer", "us per event", "state bytes", "weight bytes"]
+    rows = [[name, *(row.get(key, "") for key in columns)] for name, row in r["track"]["rms in pixels"].items()]
+    words = (
+        "The position of a laser spot (`gl.data.Spots`), RMS error in pixels, mean over 7 held-out streams. "
+        "With latency: the latest answer that was finished at each true time, one after each packet (or frame). "
+        "*us per answer*: median time of an answer on one core. *us per event*: median time to take in an event."
+    )
+    return "Tracking", f"{words} {origin(r['track'])}", ["", *columns], rows
+
+
 CALLS = {"call p50 us": "a call, median", "call p99 us": "99 of 100 calls"}
 
 
@@ -559,6 +570,7 @@ TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
     event_layers: {"event_conv": ("event_conv_cpu", "event_conv_cuda")},
     live: {"streaming": ("streaming", "soak", "latency")},
     exported: {"export": ("export",)},
+    tracked: {"track": ("track",)},
     thinned: {"overload": ("overload",)},
     lag: {"overload": ("overload",)},
     event_files: {"event_files": ("event_files",)},

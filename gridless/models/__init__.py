@@ -32,14 +32,14 @@ from gridless.models.points import (
     point_unet,
     point_unet_plus,
 )
-from gridless.models.tracking import EventTracker
+from gridless.models.tracking import CountTracker
 from gridless.nn.choices import NAMES as CHOICES
 from gridless.nn.choices import Choices
 
 __all__ = [
+    "CountTracker",
     "EventCounts",
     "EventResNet",
-    "EventTracker",
     "PointMaxNet",
     "PointResNet",
     "PointResNetPlus",

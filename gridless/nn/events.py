@@ -288,6 +288,9 @@ class CountMemory(NamedTuple):
 class LeakyCount(nn.Module):
     """log(1 + sum over the OFF, the ON events of each cell of exp(-age / decay time)): (B, 1, H, W, 2 K).
 
+    `layer(geometry, at=at)` returns the counts after the events `at` (B, P) of whole recordings: (B, P, H, W, 2 K).
+    These are numbers of events in the batch, ascending in each row; a number may be repeated.
+
     A cell is `size` x `size` pixels of `stream`, the plan's events; each of the K `decay_times` (microseconds) has its
     OFF and its ON channel, and ages are those at the last event. Every event counts, and nothing has an end: the layer
     remembers its cells and one time. A live network predicts `every` so many microseconds from the first event on, or
@@ -323,34 +326,48 @@ class LeakyCount(nn.Module):
         # Only its dtype is used: that of the network.
         self.register_buffer("kind", torch.zeros(()), persistent=False)
 
-    def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+    def forward(self, geometry: Geometry, memory: Memory | None = None, at: Tensor | None = None) -> Tensor:
         events = geometry[self.stream]
         if events.polarity is None:
             raise ValueError("LeakyCount: the events have no polarity. Use the input events of the plan.")
+        if memory is not None and at is not None:
+            raise ValueError("LeakyCount: at is for whole recordings. Leave it out with a memory.")
         (height, width), count = self.grid, events.num_examples
-        channels = 2 * len(self.decay_times)
+        channels, frames = 2 * len(self.decay_times), 1 if at is None else at.shape[1]
         # Filled on the device: a captured graph may not copy from the host.
         rate = torch.cat([events.time.new_full((1,), 1 / t, dtype=torch.float64) for t in self.decay_times])
         before: CountMemory | None = None if memory is None else memory.get(self)
-        now = _ends(events)[1]
-        if before is not None:
-            now = torch.where(events.sizes > 0, now, before.time)
         example = events.example.clamp(max=count - 1)
+        counted = events.example < count
+        if at is None:
+            now, frame = _ends(events)[1][:, None], example
+        else:
+            # An event belongs to the first place that it is not after; those after the last place do not count.
+            now = events.time[at]
+            frame = torch.searchsorted(at.flatten(), torch.arange(len(events), device=at.device))
+            counted = counted & (frame.div(frames, rounding_mode="floor") == example)
+            frame = frame.clamp(max=at.numel() - 1)
+        if before is not None:
+            now = torch.where(events.sizes > 0, now[:, 0], before.time)[:, None]
         x, y = (events.pixel.long() // self.size).unbind(1)
-        at = 2 * ((example * height + y) * width + x) + events.polarity
-        share = torch.exp((events.time - now[example]).double()[:, None] * rate)  # (S, K)
+        place = 2 * ((frame * height + y) * width + x) + events.polarity
+        share = torch.exp((events.time - now.flatten()[frame]).clamp(max=0).double()[:, None] * rate)  # (S, K)
         # Whole numbers, of which as many fit as there are events: the order of these sums does not matter.
         one = 2.0 ** min(42, 62 - len(events).bit_length())
-        whole = (share * one).round().long() * (events.example < count)[:, None]
-        total = torch.zeros(2 * count * height * width, len(rate), dtype=torch.int64, device=events.device)
-        total = total.index_add_(0, at, whole).view(count, height * width, channels).double() / one
+        whole = (share * one).round().long() * counted[:, None]
+        total = torch.zeros(2 * count * frames * height * width, len(rate), dtype=torch.int64, device=events.device)
+        total = total.index_add_(0, place, whole).view(count, frames, height * width, channels).double() / one
+        rate = rate.repeat(2)
+        for k in range(1, frames):
+            total[:, k] += total[:, k - 1] * torch.exp((now[:, k - 1] - now[:, k]).double()[:, None, None] * rate)
         if before is not None:
-            left = torch.exp((before.time - now).double()[:, None, None] * rate.repeat(2))
-            total = total + before.total * left
+            left = torch.exp((before.time[:, None] - now).double()[:, :, None, None] * rate)
+            total = total + before.total[:, None] * left
         if memory is not None:
-            memory[self] = CountMemory(total, now)
-        total = total.view(count, height, width, channels)
-        return (magnified(total) if self.fit else total).log1p()[:, None].to(self.kind.dtype)
+            memory[self] = CountMemory(total[:, 0], now[:, 0])
+        total = total.view(count * frames, height, width, channels)
+        total = (magnified(total) if self.fit else total).log1p().to(self.kind.dtype)
+        return total.view(count, frames, height, width, channels)
 
     def extra_repr(self) -> str:
         fit = ", fit=True" if self.fit else ""

@@ -1,8 +1,9 @@
-"""Tracking: the position of one object after every event, learned from positions that are known at some times.
+"""Tracking: the position of one object after any event, learned from positions that are known at some times.
 
-A network of this task has `camera`, the name of its events, and `answers(geometry)`, the positions (S, 2) in pixels
-after each event; `model(geometry)` is the position (B, 2) after the last event. The loss compares each known position
-with the answer to the last event up to its time.
+A network of this task has `camera`, the name of its events, and `positions(geometry, at)`: the positions (B, P, 2) in
+pixels after the events `at` (B, P), numbers of events in the batch that ascend in each row. `model(geometry)` is the
+position (B, 2) after the last event. The loss compares each known position with that after the last event up to its
+time.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from gridless.training.step import Loss
 # Name of the rows with the known position (x, y) of an event; NaN for events without one.
 TRUTH = "truth"
 # Options of a recipe, in microseconds: length of a training piece, and of the events before it without loss.
-PIECES = {"piece": 800_000, "warm_up": 200_000}
+PIECES = {"piece": 80_000, "warm_up": 400_000}
+# Microseconds of events that `predict` gives to a live network at once.
+PACKET = 1000
 # Errors above this many pixels have a linear loss, because known positions may be wrong.
 BEND = 1.0
 
@@ -122,24 +125,26 @@ class Track(Task):
         return super().loader(recipe, pieces(data, **sizes), plan, train, batch_size, **more)
 
     def loss(self, model: Any, batch: Any, smoothing: float = 0.0) -> Loss:
-        """Half the squared distance up to `BEND` pixels, then linear, over the events with a known position."""
-        events, answers = batch.geometry[model.camera], model.answers(batch.geometry).float()
-        truth = events.rows[TRUTH]
-        known = truth.isfinite().all(1) & (events.example < events.num_examples)
-        error = functional.smooth_l1_loss(answers, truth.nan_to_num(), reduction="none", beta=BEND).sum(1)
+        """Half the squared distance up to `BEND` pixels, then linear, over the known positions."""
+        events, place = batch.geometry[model.camera], batch.labels
+        # Rows end with -1: these repeat the last place, and do not count.
+        at = events.splits[:-1, None] + place.cummax(1).values
+        answers, truth, known = model.positions(batch.geometry, at).float(), events.rows[TRUTH][at], place >= 0
+        error = functional.smooth_l1_loss(answers, truth, reduction="none", beta=BEND).sum(2)
         return Loss((error * known).sum() / known.sum().clamp(min=1))
 
     @torch.no_grad()
     def score(self, model: Any, batch: Any) -> Tensor:
         """(B, 3): number of known positions, and sums of squared errors of the answers and of the mean position."""
-        events, answers, rows = batch.geometry[model.camera], model.answers(batch.geometry), []
-        for i, label in enumerate(batch.labels):
-            known = label[label[:, 0].isfinite()]
-            first, end = events.splits[i : i + 2].tolist()
-            at = last_event(events.time[first:end], known[:, 0]) + first
-            errors = answers[at] - known[:, 1:], known[:, 1:] - known[:, 1:].mean(0)
-            rows.append(torch.stack([known.new_tensor(len(known)), *(error.square().sum() for error in errors)]))
-        return torch.stack(rows).double()
+        events, time, truth = batch.geometry[model.camera], batch.labels[..., 0], batch.labels[..., 1:]
+        ends, known = events.splits.tolist(), time.isfinite()
+        # Rows end with NaN, which comes after the last event.
+        later = time.nan_to_num(2.0**62)
+        at = [last_event(events.time[a:b], row) + a for a, b, row in zip(ends, ends[1:], later, strict=False)]
+        answers = model.positions(batch.geometry, torch.stack(at))
+        errors = answers - truth, truth - truth.nanmean(1, keepdim=True)
+        sums = [error.square().sum(2).nan_to_num().sum(1) for error in errors]
+        return torch.stack([known.sum(1), *sums], 1).double()
 
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
         """RMS errors in pixels, averaged over recordings: of the answers, and of each recording's mean position."""
@@ -155,7 +160,8 @@ class Track(Task):
         return [{"x": round(x, 3), "y": round(y, 3)} for x, y in logits.tolist()]
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
-        """Write the positions after every event to `out`: a file .csv or .json, or a folder."""
+        """Write the positions to `out`, a file .csv or .json, or a folder: after each `PACKET` with events, or all of
+        a network that answers after every event."""
         from gridless.data import read_events
         from gridless.live import stream
 
@@ -163,7 +169,9 @@ class Track(Task):
         topic = topic_of(getattr(model, "about", {}).get("recipe") or {}, file, options.get("topic"))
         sensor, repair = tuple(model.config["sensor"]), options.get("repair", ())
         events = read_events(file, sensor=sensor, repair=repair, topic=topic)
-        found = list(stream(model).push(events))
+        sizes = (events.time // PACKET).unique_consecutive(return_counts=True)[1]
+        engine, ends = stream(model), sizes.cumsum(0).tolist()
+        found = [p for a, b in zip([0, *ends], ends, strict=False) for p in engine.push(events[a:b])]
         out = options.get("out", Path("tracks"))
         out = out if out.suffix in (".csv", ".json") else out / f"{file.stem}.csv"
         columns = np.array([(p.time, *p.logits.tolist()) for p in found]).reshape(-1, 3)
@@ -200,23 +208,27 @@ def last_event(time: Tensor, known: Tensor) -> Tensor:
 
 
 def pieces(data: TrainingSet, piece: int, warm_up: int) -> TrainingSet:
-    """Pieces of `piece` microseconds, each after `warm_up` microseconds of events that have no loss."""
-    time, begin, counts, judged = data.events.time.cpu(), [], [], []
+    """Pieces of `piece` microseconds, each after `warm_up` microseconds of events that have no loss.
+
+    Labels (N, P) are the places of the events with a known position in the piece, then -1.
+    """
+    time, begin, counts, places = data.events.time.cpu(), [], [], []
+    known = data.rows[TRUTH].isfinite().all(1).cpu()
     for first, end in zip(data.splits.tolist(), data.splits[1:].tolist(), strict=False):
         own = time[first:end]
         starts = torch.arange(int(own[0]), int(own[-1]) + 1, piece) if end > first else own
-        seen, ends = torch.searchsorted(own, starts - warm_up), torch.searchsorted(own, starts + piece)
-        begin.append(seen + first)
-        counts.append(ends - seen)
-        judged.append(torch.searchsorted(own, starts) - seen)
-    sizes, skipped = torch.cat(counts), torch.cat(judged)
-    at, splits = ragged(torch.cat(begin), sizes, data.device)
-    events = data.events._part(at, splits)
-    place = torch.arange(len(at), device=data.device) - splits[events.example]
-    truth = torch.where((place < skipped.to(data.device)[events.example])[:, None], torch.nan, events.rows[TRUTH])
-    keep = torch.tensor([bool(part.isfinite().any()) for part in truth.cpu().split(sizes.tolist())])
-    whole = TrainingSet.of(events._changed(rows=Rows({TRUTH: truth})), torch.zeros(len(sizes), device=data.device))
-    return whole.take(keep.nonzero()[:, 0])
+        seen, judged, ends = (torch.searchsorted(own, starts + by) for by in (-warm_up, 0, piece))
+        for a, b, c in zip(seen.tolist(), judged.tolist(), ends.tolist(), strict=True):
+            place = known[first + b : first + c].nonzero()[:, 0] + (b - a)
+            if len(place):
+                begin.append(first + a)
+                counts.append(c - a)
+                places.append(place)
+    if not places:
+        raise ValueError("track: no position is known in these recordings. Give positions at times of events.")
+    at, splits = ragged(torch.tensor(begin), torch.tensor(counts), data.device)
+    labels = torch.nn.utils.rnn.pad_sequence(places, True, -1).to(data.device)
+    return TrainingSet.of(data.events._part(at, splits), labels)
 
 
 def write_positions(path: Path, columns: np.ndarray) -> None:

@@ -195,7 +195,7 @@ def tracker(tmp_path, monkeypatch):
     """The page of saved weights of a network that tracks, by the command."""
     torch.manual_seed(0)
     (tmp_path / "flights").mkdir()
-    model = gl.models.EventTracker((24, 18), width=4, weights=2, channels=2, hidden=4)
+    model = gl.models.CountTracker((24, 18), widths=(4,), strides=(4,), hidden=4, every=2000)
     gl.save(model, tmp_path / "flights" / "weights")
     if not zig():
         monkeypatch.setattr(exported, "_compiler", lambda: ["true"])

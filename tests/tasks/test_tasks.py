@@ -45,7 +45,7 @@ def test_every_task_says_what_it_is_and_which_options_it_has(name: str):
         ({"model": "PointUNetPlus"}, "semantickitti", "parts"),
         ({"model": "n_cars"}, FOLDER, "recordings"),
         ({"model": "EventCounts"}, None, "recordings"),
-        ({"model": "EventTracker"}, FOLDER, "track"),
+        ({"model": "CountTracker"}, FOLDER, "track"),
         ({"model": "mine:Net", "arguments": {}}, None, "classify"),
         ({"model": "mine:Net", "arguments": {}}, "glyphs", "recordings"),
         ({}, "semantickitti", "parts"),

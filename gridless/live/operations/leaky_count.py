@@ -10,6 +10,7 @@ import numpy as np
 from gridless.live.operation import Sink, own_fields
 from gridless.live.operations.polarity import polarity
 from gridless.live.table import CELLS, CLOCK, FIRST, MASK, PITCH, S_EVENT, STEPS, SUM, TIME, VALUE, C
+from gridless.live.values import Unknown
 from gridless.nn.events import LEFT, LeakyCount
 
 (RATE,) = own_fields(1)
@@ -22,8 +23,12 @@ class LeakyCounts(Sink):
     fields = ("rate",)
     reads_events = has_window = True
 
-    def module(self, r: Any, layer: LeakyCount, geometry: Any, memory: Any = None):  # type: ignore[override]
+    def module(  # type: ignore[override]
+        self, r: Any, layer: LeakyCount, geometry: Any, memory: Any = None, at: Any = None
+    ):
         r.remembers(memory)
+        if at is not None:
+            raise Unknown(f"{r.name} (counts at given events)")
         (height, width), rate = layer.grid, (1 / np.array(layer.decay_times)).astype(np.float32)
         shape, events = (1, height, width, 2 * len(rate)), polarity(r, r.streams[str(layer.stream)])
         state = 8 * height * width * (1 + 2 * len(rate))
@@ -81,25 +86,31 @@ class LeakyCounts(Sink):
         return [
             "for (i = 0; i < count; i++) {",
             f"    int32_t cell = e[i].y / {size} * {columns} + e[i].x / {size};",
-            f"    double *total = {total} + cell * {c}, age = elapsed(e[i].time, {time}[cell]);",
+            f"    double *total = {total} + cell * {c};",
+            f"    float age = elapsed(e[i].time, {time}[cell]), left[{c // 2} + LANES];",
             f"    {time}[cell] = e[i].time;",
+            *self.c_left(writer, row),
             f"    for (k = 0; k < {c // 2}; k++) {{",
-            f"        double left = exp_of(-constants.value[{rate} + k] * age);",
-            f"        total[k] *= left, total[{c // 2} + k] *= left, total[e[i].on * {c // 2} + k] += 1.0;",
+            f"        total[k] *= left[k], total[{c // 2} + k] *= left[k], total[e[i].on * {c // 2} + k] += 1.0;",
             "    }",
             "}",
         ]
+
+    def c_left(self, writer, row):
+        """What is left of each count after `age`, as of traces: whole vectors of floats."""
+        rate = f"constants.value + {writer.notes[row.name]}"
+        return [f"    for (k = 0; k < {row.channels // 2}; k += LANES) KEEP(left + k, decays(LOAD({rate} + k) * age));"]
 
     def c(self, writer, row, n):
         k, out, half = writer.index[row.name], writer.buffer(row), row.channels // 2
         at = f"i * {2 * half} + k"
         return [
             f"for (i = 0; i < {n}; i++) {{",
-            f"    double age = elapsed(s->time, s->time{k}[i]);",
+            f"    float age = elapsed(s->time, s->time{k}[i]), left[{half} + LANES];",
+            *self.c_left(writer, row),
             f"    for (k = 0; k < {half}; k++) {{",
-            f"        double left = exp_of(-constants.value[{writer.notes[row.name]} + k] * age);",
-            f"        {out}[{at}] = (float)(s->total{k}[{at}] * left);",
-            f"        {out}[{at} + {half}] = (float)(s->total{k}[{at} + {half}] * left);",
+            f"        {out}[{at}] = (float)(s->total{k}[{at}] * left[k]);",
+            f"        {out}[{at} + {half}] = (float)(s->total{k}[{at} + {half}] * left[k]);",
             "    }",
             "}",
         ]
