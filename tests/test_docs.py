@@ -37,13 +37,13 @@ PAGES = [page for page in ALL if "```python" in (ROOT / page).read_text()]
 def blocks(page: str) -> list[str]:
     """The blocks that can run here, each preceded by as many empty lines as put its own lines at their numbers."""
     text = (ROOT / page).read_text()
-    found = []
+    sources = []
     for match in BLOCK.finditer(text):
         kind, _, package = (match[1] or "").partition(" ")
         runs = {"": True, "gpu": torch.cuda.is_available(), "needs": kind == "needs" and find_spec(package) is not None}
         if runs.get(kind, False):
-            found.append("\n" * text[: match.start(2)].count("\n") + match[2])
-    return found
+            sources.append("\n" * text[: match.start(2)].count("\n") + match[2])
+    return sources
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -126,8 +126,8 @@ def test_every_public_name_is_on_a_page_of_the_reference():
     for module in [gl, *(getattr(gl, name) for name in gl._MODULES)]:
         for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
-            found = any(value is other for other in shown) or getattr(value, "__module__", "") in whole
-            assert found, f"{module.__name__}.{name}"
+            is_shown = any(value is other for other in shown) or getattr(value, "__module__", "") in whole
+            assert is_shown, f"{module.__name__}.{name}"
 
 
 def options(command: str) -> set[str]:
@@ -197,9 +197,9 @@ def test_commands_on_the_pages_exist_with_their_options():
     for name in COMMANDS:
         known = options(name)
         for line in shown:
-            words = line.partition(" #")[0].split()
-            if words[0] == name:
-                assert {word for word in words if word.startswith("--")} <= known, line
+            tokens = line.partition(" #")[0].split()
+            if tokens[0] == name:
+                assert {word for word in tokens if word.startswith("--")} <= known, line
     described = (ROOT / "docs" / "command-line.md").read_text()
     assert all(f"| `{name}` |" in described for name in COMMANDS)
 

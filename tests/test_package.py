@@ -103,13 +103,13 @@ def test_every_module_says_what_it_is_for():
 
 def _public() -> dict[str, Any]:
     """Public functions, classes and their methods, by name."""
-    found: dict[str, Any] = {}
+    public: dict[str, Any] = {}
     for module in [gl, *(getattr(gl, name) for name in gl._MODULES)]:
         for name in getattr(module, "__all__", ()):
-            value = found[name] = getattr(module, name)
+            value = public[name] = getattr(module, name)
             methods = vars(value).items() if isinstance(value, type) else ()
-            found |= {f"{name}.{key}": getattr(f, "__func__", f) for key, f in methods if not key.startswith("_")}
-    return {name: value for name, value in found.items() if inspect.isfunction(value) or inspect.isclass(value)}
+            public |= {f"{name}.{key}": getattr(f, "__func__", f) for key, f in methods if not key.startswith("_")}
+    return {name: value for name, value in public.items() if inspect.isfunction(value) or inspect.isclass(value)}
 
 
 def _arguments(value: Any) -> list[str]:
@@ -153,13 +153,13 @@ def _imports(tree: ast.Module, modules: set[str]) -> set[str]:
     for node in tree.body if _is_lazy(tree) else ():
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             nodes = [n for n in nodes if n not in set(ast.walk(node))]
-    found = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    imported = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             assert not node.level, "imports are written in full"
             within = [f"{node.module}.{alias.name}" for alias in node.names]
-            found |= {full if full in modules else node.module or "" for full in within}
-    return found & modules
+            imported |= {full if full in modules else node.module or "" for full in within}
+    return imported & modules
 
 
 @pytest.mark.parametrize("where", ["gridless", "benchmarks"])
@@ -177,9 +177,9 @@ def test_there_are_no_import_circles(where: str):
 def test_importing_the_package_imports_nothing_slow():
     """torch comes with the first name, compilers, plotting and training with the first thing that needs them."""
     code = "import sys, gridless; print(*sys.modules); gridless.Cloud, gridless.Plan; print(*sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
-    assert found.returncode == 0, found.stderr
-    before, names = (line.split() for line in found.stdout.splitlines())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert result.returncode == 0, result.stderr
+    before, names = (line.split() for line in result.stdout.splitlines())
     assert not {"torch", "numpy"} & set(before)
     slow = {"numba", "triton", "lightning", "matplotlib", "scipy", "h5py", "torch_geometric"}
     assert not slow & set(names)
@@ -193,8 +193,8 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path: Path):
     (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
     paths = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])
     command = [sys.executable, "-m", "gridless", "predict", "scan.ply"]
-    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
-    assert (found.returncode, found.stderr) == (130, "gridless predict: interrupted\n")
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    assert (result.returncode, result.stderr) == (130, "gridless predict: interrupted\n")
 
 
 def test_the_version_is_the_one_that_is_built():
@@ -238,8 +238,8 @@ for form in ("scan", "edges"):
 def test_kernels_are_compiled_ahead(tmp_path: Path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1"}
     runs, written = [], []
-    for words in (["-m", "gridless", "compile", "events"], ["-c", EVENT_STEP]):
-        command = [sys.executable, *words]
+    for arguments in (["-m", "gridless", "compile", "events"], ["-c", EVENT_STEP]):
+        command = [sys.executable, *arguments]
         runs.append(
             subprocess.run(command, cwd=PACKAGE.parent, env=environment, capture_output=True, text=True, check=True)
         )
@@ -267,10 +267,10 @@ def test_a_wrong_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.slow
 def test_output_that_nobody_reads_to_its_end_is_no_error():
-    words = (
+    setup = (
         "import gridless.cli.demo as d; d.demo = lambda: print('\\u00fc' * 100_000); from gridless.cli.main import main"
     )
-    command = [sys.executable, "-c", f"{words}; raise SystemExit(main(['demo']))"]
+    command = [sys.executable, "-c", f"{setup}; raise SystemExit(main(['demo']))"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None

@@ -176,9 +176,9 @@ def test_how_a_batch_is_cut_does_not_change_the_papers_geometry(cut, seed):
 
 def test_every_backend_gives_the_same_geometry(backend, device):
     cloud = gl.Cloud.of([torch.rand(40, 2), torch.rand(0, 2), torch.rand(9, 2)])
-    found = everything()(cloud.to(device)).to("cpu")
+    geometry = everything()(cloud.to(device)).to("cpu")
     with gl.use_backend("reference"):
-        assert_same(found, everything()(cloud))
+        assert_same(geometry, everything()(cloud))
 
 
 def test_symmetric_searches_are_marked():
@@ -316,13 +316,13 @@ def test_clouds_and_events_are_told_apart_where_a_line_is_written():
 
 def test_the_sensor_kernel_and_stride_of_events_are_checked_where_they_are_written():
     plan = gl.Plan()
-    for sensor, words in (
+    for sensor, message in (
         ((34.7, 34), r"sensor .*34\.7"),
         ((-5, 3), "sensor .*-5 x 3"),
         ((34,), "must be"),
         (34, "must be"),
     ):
-        with pytest.raises(ValueError, match=f"events: .*{words}"):
+        with pytest.raises(ValueError, match=f"events: .*{message}"):
             plan.events(sensor)
     events = plan.events((34, 34, 2))
     assert events.sensor == (34, 34)
@@ -443,9 +443,13 @@ def test_compiled_code_calls_plans_searches_and_samplers_and_traces_none_of_them
 
     def user(coords, cloud, events):
         doubled, near = coords * 2, gl.ball(cloud, cloud, 0.3)
-        found = [near.transpose().source, gl.rejection_sample(cloud, near).coords, gl.farthest_sample(cloud, 7).coords]
-        found += [gl.causal(events, events).source, gl.lif(events).time, plan(cloud)["N11"].source]
-        return [doubled, *found, coords + 1]
+        results = [
+            near.transpose().source,
+            gl.rejection_sample(cloud, near).coords,
+            gl.farthest_sample(cloud, 7).coords,
+        ]
+        results += [gl.causal(events, events).source, gl.lif(events).time, plan(cloud)["N11"].source]
+        return [doubled, *results, coords + 1]
 
     given = cloud.coords, cloud, events
     with gl.use_backend("cpu"):
@@ -482,9 +486,9 @@ def test_a_plan_keeps_the_places_of_a_survey():
     plan = gl.Plan()
     cloud = plan.points(dim=3)
     near = plan.ball(cloud, cloud, 1.0)
-    found, wanted = plan(points), plan(torch.from_numpy(points))
-    assert found[cloud].coords.dtype == torch.float64
-    assert torch.equal(found[near].source, wanted[near].source)
+    geometry, wanted = plan(points), plan(torch.from_numpy(points))
+    assert geometry[cloud].coords.dtype == torch.float64
+    assert torch.equal(geometry[near].source, wanted[near].source)
 
 
 def test_a_geometry_of_another_plan_is_refused_by_the_layers_of_this_one():

@@ -20,7 +20,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
         ("recipe", "modelnet40-large", "`recipe`.*mapping.*'modelnet40-large'"),
         ("recipe", {"data_options": [1]}, r"`recipe\.data_options`.*mapping.*\[1\]"),
@@ -34,10 +34,10 @@ def saved(tmp_path: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("classes", [None, 2])
-def test_entries_of_other_types_are_refused_by_name(saved: Path, name: str, value: Any, words: str, classes):
+def test_entries_of_other_types_are_refused_by_name(saved: Path, name: str, value: Any, message: str, classes):
     file = saved.with_suffix(".json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {name: value}))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         gl.load(saved, classes=classes)
 
 

@@ -215,11 +215,11 @@ def _sampling() -> tuple[Any, int, int]:
     turn = 4 * np.pi * np.sqrt(g.random(900))
     points = np.stack([turn * np.cos(turn), turn * np.sin(turn)], 1) / 13 + g.normal(0, 0.018, (900, 2))
     flat = gl.Cloud.of(points.astype(np.float32))
-    kept = gl.rejection_sample(flat, radius=0.14)
-    random = gl.random_sample(flat, len(kept), generator=torch.Generator().manual_seed(0))
-    samples = {"random": random.parent_index, "rejection": kept.parent_index}
+    rejected = gl.rejection_sample(flat, radius=0.14)
+    random = gl.random_sample(flat, len(rejected), generator=torch.Generator().manual_seed(0))
+    samples = {"random": random.parent_index, "rejection": rejected.parent_index}
     chosen = {name: index.numpy() for name, index in samples.items() if index is not None}
-    return figures.sampling(points, chosen, 0.14), len(kept), len(flat)
+    return figures.sampling(points, chosen, 0.14), len(rejected), len(flat)
 
 
 def _report(shapes: Trained, glyphs: Trained, live: Live, shipped: Shipped, seconds: float) -> Page:
@@ -259,12 +259,12 @@ def _points(page: Page, shapes: Trained) -> None:
     colours[sample.parent_index.numpy()] = RED
     sizes[sample.parent_index.numpy()] = 11
     name = shapes.data.class_names[int(shapes.data.labels[6])]
-    figure, kept, total = _sampling()
+    figure, few, total = _sampling()
     page.row(
         cloud(example[:, UP["y"]].numpy(), colours, sizes,
               f"A {name}, with a sample and the neighbourhoods of a few samples. Drag to turn.",
               Legend([entry("sample", RED), entry("a few neighbourhoods", ORANGE), entry("other points", BLUE)])),
-        image(figure, f"{kept} of {total} points, taken at random and by rejection: no two samples are neighbours, and "
+        image(figure, f"{few} of {total} points, taken at random and by rejection: no two samples are neighbours, and "
               "no point is left without one.",
               Legend([entry("point", BLUE), entry("sample and its ball", RED), entry("in no ball", (0, 0, 0))])),
     )  # fmt: skip
@@ -285,8 +285,8 @@ def _events(page: Page, glyphs: Trained) -> None:
         "uneven thresholds, pixels that rest after firing, and events that come from nothing."
     )
     legend = Legend([entry("ON, brighter", RED), entry("OFF, darker", BLUE)])
-    words = f"A moving {label} in space and time. Drag to turn."
-    page.row(cloud(span, colours, 4, words, legend, turn="0.9", tilt="0.25"))
+    caption = f"A moving {label} in space and time. Drag to turn."
+    page.row(cloud(span, colours, 4, caption, legend, turn="0.9", tilt="0.25"))
     page.row(
         image(_curve(glyphs), "Accuracy by epoch."),
         image(figures.confusion(glyphs.confusion(), glyphs.data.class_names), "Held-out recordings."),
@@ -341,8 +341,8 @@ def _weights(page: Page, shipped: Shipped) -> None:
         [[name, _answers(answer, shipped.class_names)] for name, answer in shipped.shapes],
     )
     frame = gl.show(shipped.recording, view="frame").figure()
-    words = f"A digit before the N-Cars network: background, {shipped.background[3]:.0%}."
-    page.row(image(frame, words), image(_bars(shipped.background), "What it says of all the recordings."))
+    caption = f"A digit before the N-Cars network: background, {shipped.background[3]:.0%}."
+    page.row(image(frame, caption), image(_bars(shipped.background), "What it says of all the recordings."))
     page.code("model = gl.load('modelnet40-plus')\nprobability = model(model.plan(xyz)).softmax(1)")
 
 

@@ -53,9 +53,9 @@ def load_task(name: str) -> Any:
     task = getattr(module, kind, None)
     if not isinstance(task, type) or not issubclass(task, __getattr__("Task")):
         raise ValueError(f"task {name!r}: {path} has no task class {kind!r}. Derive it from gridless.tasks.Task.")
-    made = task()
-    made.name = name
-    return made
+    new_task = task()
+    new_task.name = name
+    return new_task
 
 
 def __getattr__(name: str) -> Any:

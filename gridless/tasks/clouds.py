@@ -224,8 +224,8 @@ def check_scale(geometry: Geometry, what: str, how: Preparation, stacklevel: int
     if lonely > 0.5:
         scaled = not (how.keep_scale or how.block)
         remedy = "Use more points." if scaled else "Use more points, or the units of training."
-        words = f"{lonely:.0%} of the points have no neighbour within the network's first radius"
-        warnings.warn(f"{what}: {words}. {remedy}", stacklevel=stacklevel)
+        problem = f"{lonely:.0%} of the points have no neighbour within the network's first radius"
+        warnings.warn(f"{what}: {problem}. {remedy}", stacklevel=stacklevel)
 
 
 def describe_clouds(data: TrainingSet, model: Any) -> list[str]:
@@ -253,8 +253,8 @@ def _describe_balls(cloud: Cloud, model: Any) -> list[str]:
     for name, step in balls:
         edges: Edges = geometry[name]
         radius = float(dict(step.settings)["radius"])
-        words = f"  {name} ball({', '.join(step.inputs)}, radius={radius:.4g})"
-        lines.append(f"{words}: {edges.counts.double().mean():.1f} neighbours on average")
+        search = f"  {name} ball({', '.join(step.inputs)}, radius={radius:.4g})"
+        lines.append(f"{search}: {edges.counts.double().mean():.1f} neighbours on average")
     name, step = balls[0]
     mean, radius = geometry[name].counts.double().mean().item(), float(dict(step.settings)["radius"])
     if FEW <= mean <= MANY:

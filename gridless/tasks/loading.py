@@ -93,8 +93,8 @@ def describe_folder(listing: Listing) -> list[str]:
         lines.append(f"left out, being of other kinds: {', '.join(listing.others[:8])}")
     for k, name in enumerate(listing.class_names):
         counts = Counter(part for part, label in zip(listing.parts, listing.labels) if label == k)
-        words = ", ".join(f"{counts[part]} {part}" for part in ("fit", "validation", "test") if counts[part])
-        lines.append(f"  {name}: {words}")
+        sizes = ", ".join(f"{counts[part]} {part}" for part in ("fit", "validation", "test") if counts[part])
+        lines.append(f"  {name}: {sizes}")
     return lines
 
 
@@ -113,8 +113,8 @@ def check_labels(numbers: Tensor | None, count: int | None, what: str, setting: 
     """Reject labels beyond the `count` of `what` that the network has, set by `setting` in its config."""
     if numbers is not None and count is not None and numbers.numel() and int(numbers.max()) >= count:
         last = int(numbers.max())
-        words = f"the network has {count} {what}, but the data has number {last}. Give at least {last + 1}."
-        raise ValueError(f"recipe: model.{setting}: {words}")
+        problem = f"the network has {count} {what}, but the data has number {last}. Give at least {last + 1}."
+        raise ValueError(f"recipe: model.{setting}: {problem}")
 
 
 def check_kind(file: Path, recordings: bool) -> None:

@@ -123,8 +123,8 @@ class ClassifyRecordings(NameExamples):
         model = {"sensor": list(prepared), **recipe.model, "classes": len(data.class_names)}
         if tuple(model["sensor"]) != prepared:
             of = "{0} x {1}".format
-            words = f"are {of(*prepared)} when prepared, but the network is for {of(*model['sensor'])}"
-            raise ValueError(f"recipe: model.sensor: recordings of {of(*recorded)} {words}. Leave it out.")
+            sizes = f"are {of(*prepared)} when prepared, but the network is for {of(*model['sensor'])}"
+            raise ValueError(f"recipe: model.sensor: recordings of {of(*recorded)} {sizes}. Leave it out.")
         options = recipe.data_options if prepared == recorded else {**recipe.data_options, "sensor": list(recorded)}
         return _with_threshold(recipe.fitted(model=model, data_options=options), data)
 
@@ -133,8 +133,8 @@ class ClassifyRecordings(NameExamples):
 
     def describe_augmentation(self, recipe: Recipe) -> str:
         whole, prepared = (chain(recipe, train).steps for train in (True, False))
-        words = [step.describe() for step in whole[: len(whole) - len(prepared)]]
-        return ", ".join(word for word in words if word) or "nothing"
+        descriptions = [step.describe() for step in whole[: len(whole) - len(prepared)]]
+        return ", ".join(word for word in descriptions if word) or "nothing"
 
     def views(self, recipe: Recipe, votes: int) -> Sequence[Any]:
         """The transforms of the views: all but the first are augmented."""

@@ -77,11 +77,11 @@ def test_weights_are_found_by_path_by_name_in_this_folder_and_with_their_class(s
 
 
 def test_more_names_than_classes_are_not_saved(tmp_path):
-    words = "^save: class_names.* 4 .* 3 classes"
-    with pytest.raises(ValueError, match=words):
+    message = "^save: class_names.* 4 .* 3 classes"
+    with pytest.raises(ValueError, match=message):
         gl.save(gl.models.point_resnet_small(3), tmp_path / "net", class_names=list("abcd"))
     model, arguments = Own(classes=3), {"classes": 3}
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         gl.save(model, tmp_path / "net", arguments=arguments, class_names=list("abcd"))
     assert not list(tmp_path.iterdir())
 
@@ -132,8 +132,8 @@ def test_weights_of_another_network_are_refused_by_the_first_mismatch(saved, tmp
 )
 def test_a_config_that_asks_for_more_than_the_file_has_is_refused_before_it_takes_memory(saved, setting, value):
     about = saved[1].with_suffix(".json")
-    words = json.loads(about.read_text())
-    about.write_text(json.dumps({**words, "model": {**words["model"], setting: value}}))
+    settings = json.loads(about.read_text())
+    about.write_text(json.dumps({**settings, "model": {**settings["model"], setting: value}}))
     tracemalloc.start()
     begun = time.perf_counter()
     with pytest.raises(ValueError, match=r"net\.safetensors.* \d+ numbers"):
@@ -179,8 +179,8 @@ def test_damaged_and_missing_files_are_named(saved):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"net\.safetensors "):
         gl.load(path)
-    for words in ("[]", '{"model": "PointResNet"}'):
-        path.with_suffix(".json").write_text(words)
+    for content in ("[]", '{"model": "PointResNet"}'):
+        path.with_suffix(".json").write_text(content)
         with pytest.raises(ValueError, match=r"net\.json .*model"):
             gl.load(path)
     path.with_suffix(".json").unlink()
@@ -282,7 +282,7 @@ def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("classes", "words"),
+    ("classes", "message"),
     [
         ("mug", r".*\['mug', ...\]"),
         (0, r".* 0\."),
@@ -294,8 +294,8 @@ def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_pa
         (["a", "b", "a"], "'a' .*twice"),
     ],
 )
-def test_classes_that_cannot_be_are_refused_by_name(saved, classes, words):
-    with pytest.raises((TypeError, ValueError), match=f"^load: classes.*{words}"):
+def test_classes_that_cannot_be_are_refused_by_name(saved, classes, message):
+    with pytest.raises((TypeError, ValueError), match=f"^load: classes.*{message}"):
         gl.load(saved[1], classes=classes)
 
 
@@ -310,9 +310,9 @@ def test_a_recipe_may_take_its_network_from_the_weights_it_begins_with(saved):
     model, path = saved
     recipe = Recipe.from_dict({"start": str(path), "model": {"classes": 7}})
     assert recipe.model == {**model.config, "classes": 7}
-    made = recipe.make_model().state_dict()
-    assert made["head.5.bias"].shape == (7,)
-    assert torch.equal(made["stem.weight"], model.state_dict()["stem.weight"])
+    state = recipe.make_model().state_dict()
+    assert state["head.5.bias"].shape == (7,)
+    assert torch.equal(state["stem.weight"], model.state_dict()["stem.weight"])
     with pytest.raises(ValueError, match="model is missing"):
         Recipe.from_dict({"epochs": 3})
 
@@ -340,8 +340,8 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
     expected = ", ".join(f"{name} {p:.1%}" for name, p in best)
     assert capsys.readouterr().out == f"{tmp_path / 'one.npy'}: {expected}\n"
     np.save(tmp_path / "half.npy", cloud / 2)
-    for words, same in (([], True), (["--keep-scale"], False)):
-        asked = ["predict", str(tmp_path / "half.npy"), "--weights", str(path), "--json", "--device", "cpu", *words]
+    for options, same in (([], True), (["--keep-scale"], False)):
+        asked = ["predict", str(tmp_path / "half.npy"), "--weights", str(path), "--json", "--device", "cpu", *options]
         assert main(asked) == 0
         half = json.loads(capsys.readouterr().out)["probabilities"]
         assert (half == pytest.approx(line["probabilities"], abs=1e-5)) == same
@@ -370,7 +370,7 @@ def test_a_low_probability_suggests_its_likely_causes(saved, tmp_path, capsys, o
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("command", "error"),
     [
         (["predict", "no-such.ply"], "no-such.ply"),
         (["train", "modelnet40-hug", "--data", "."], "'modelnet40-hug'"),
@@ -403,10 +403,10 @@ def test_a_low_probability_suggests_its_likely_causes(saved, tmp_path, capsys, o
         (["nonsense"], "'nonsense'"),
     ],
 )
-def test_errors_are_one_line(words, error, saved, capsys):
-    if words[0] == "predict":
-        words = [*words, "--weights", str(saved[1])]
-    assert main(words) != 0
+def test_errors_are_one_line(command, error, saved, capsys):
+    if command[0] == "predict":
+        command = [*command, "--weights", str(saved[1])]
+    assert main(command) != 0
     text = capsys.readouterr().err
     assert error in text
     assert len(text.strip().splitlines()) == 1
@@ -499,8 +499,8 @@ def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
 @pytest.mark.parametrize("all_data", [True, False])
 def test_evaluate_says_first_where_weights_were_trained_on_a_split(tmp_path, capsys, all_data):
     small = ["--set", "data_options.size=28", "--set", "data_options.held_out=14", "--set", "points=32"]
-    words = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
-    assert main([*words, "--all-data"] if all_data else words) == 0
+    command = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*command, "--all-data"] if all_data else command) == 0
     weights = str(tmp_path / "weights")
     expected = {"fit": "these", "train": "these" if all_data else "most of these", "test": None}
     expected["validation"] = "these" if all_data else None
@@ -523,10 +523,10 @@ def test_a_curve_over_points_judges_the_first_so_many_of_each_cloud(tmp_path, ca
     model, judged = recipe.make_model().eval(), []
     gl.save(model, tmp_path / "net", recipe=recipe.to_dict())
     monkeypatch.setattr("gridless.tasks.classify.report", lambda p, *more: judged.append(p) or {"number": len(p)})
-    words = ["evaluate", str(tmp_path / "net"), "--split", "validation", "--points", "24", "--points", "48", "--json"]
-    assert main([*words, "--device", "cpu"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == {count: {"number": 14, "seen_in_training": "unknown"} for count in ("24", "48")}
+    command = ["evaluate", str(tmp_path / "net"), "--split", "validation", "--points", "24", "--points", "48", "--json"]
+    assert main([*command, "--device", "cpu"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores == {count: {"number": 14, "seen_in_training": "unknown"} for count in ("24", "48")}
     whole = load_data(recipe.changed(points=48), None, "validation")
     for count, p in zip((24, 48), judged, strict=True):
         with torch.no_grad():
@@ -538,9 +538,18 @@ def test_options_of_scenes_reach_what_labels_them(tmp_path, monkeypatch, capsys)
     gl.save(models.point_unet(2, width=8, levels=1, radius=0.5), tmp_path / "net", class_names=["road", "tree"])
     given = []
     monkeypatch.setattr("gridless.scenes.label.label_scene", lambda *_, **known: given.append(known) or {0: 5, 1: 2})
-    words = ["predict", "city.npy", "--weights", str(tmp_path / "net"), "--out", str(tmp_path / "out.ply"), "--up", "z"]
-    words += ["--tile", "7", "--grid", "0.5", "--workers", "2", "--double", "--device", "cpu"]
-    assert main(words) == 0
+    command = [
+        "predict",
+        "city.npy",
+        "--weights",
+        str(tmp_path / "net"),
+        "--out",
+        str(tmp_path / "out.ply"),
+        "--up",
+        "z",
+    ]
+    command += ["--tile", "7", "--grid", "0.5", "--workers", "2", "--double", "--device", "cpu"]
+    assert main(command) == 0
     assert given[0].pop("how").up == "z"
     wanted = {"size": 7, "grid": 0.5, "workers": 2, "double": True, "device": "cpu"}
     assert given == [wanted]
@@ -651,25 +660,25 @@ def test_a_cloud_whose_points_have_no_neighbours_is_warned_of_with_what_may_help
 
 def test_the_warning_of_a_sparse_cloud_names_the_line_of_the_caller(saved, tmp_path):
     np.save(tmp_path / "x.npy", shapes(1).points[0].numpy())
-    with pytest.warns(UserWarning, match="no neighbour") as found:
+    with pytest.warns(UserWarning, match="no neighbour") as warned:
         gl.training.classify(gl.load(saved[1]), tmp_path / "x.npy", points=8)
     parts = gl.load(gl.save(models.PointUNetPlus([3], width=8, levels=1, hidden=16), tmp_path / "parts"))
     with pytest.warns(UserWarning, match="no neighbour") as again:
         write_parts(parts, tmp_path / "x.npy", tmp_path, points=8)
-    assert {one.filename for one in (*found, *again)} == {__file__}
+    assert {one.filename for one in (*warned, *again)} == {__file__}
 
 
 def test_warnings_of_a_command_are_one_line(saved, tmp_path, capsys):
     np.save(tmp_path / "x.npy", shapes(1).points[0].numpy())
-    words = ["predict", str(tmp_path / "x.npy"), "--weights", str(saved[1]), "--points", "8", "--device", "cpu"]
+    command = ["predict", str(tmp_path / "x.npy"), "--weights", str(saved[1]), "--points", "8", "--device", "cpu"]
     before = warnings.showwarning
-    assert main(words) == 0
+    assert main(command) == 0
     line, doubt = capsys.readouterr().err.splitlines()
     assert line.startswith(f"gridless: {tmp_path / 'x.npy'}: 62% of the points")
     assert doubt.startswith("gridless predict: ")
     assert warnings.showwarning is before
     with pytest.warns(UserWarning, match="no neighbour"):
-        main([*words, "--debug"])
+        main([*command, "--debug"])
 
 
 def test_points_at_hand_are_no_file(saved):
@@ -681,10 +690,10 @@ def test_a_file_that_would_become_a_folder_is_refused(tmp_path, capsys):
     scenes = gl.save(models.point_unet(3, width=8, levels=1, radius=0.3), tmp_path / "scenes")
     parts = gl.save(models.PointUNetPlus([3], width=8, levels=1, hidden=16), tmp_path / "parts")
     np.save(tmp_path / "one.npy", np.zeros((9, 3), np.float32))
-    words = ["predict", str(tmp_path / "one.npy"), "--device", "cpu", "--out", str(tmp_path / "x.xyz"), "--weights"]
-    assert main([*words, str(scenes)]) == 1
+    command = ["predict", str(tmp_path / "one.npy"), "--device", "cpu", "--out", str(tmp_path / "x.xyz"), "--weights"]
+    assert main([*command, str(scenes)]) == 1
     assert re.search(r"--out .*x\.xyz", capsys.readouterr().err)
-    assert main([*words, str(parts)]) == 1
+    assert main([*command, str(parts)]) == 1
     assert "OUT/NAME.ply" in capsys.readouterr().err
     np.save(tmp_path / "two.npy", np.zeros((9, 3), np.float32))
     files = [str(tmp_path / name) for name in ("one.npy", "two.npy")]
@@ -790,8 +799,8 @@ def bag(tmp_path):
 def test_a_bag_of_several_topics_is_refused_with_their_counts_and_the_option(bag, tmp_path, capsys):
     gl.save(models.event_resnet(3, (640, 480), width=4, levels=1, pooled=0, head="stream"), tmp_path / "net")
     stream = ["stream", "--weights", str(tmp_path / "net"), "--input", str(bag), "--quiet"]
-    for words in (stream, ["show", str(bag)]):
-        assert main(words) == 1
+    for command in (stream, ["show", str(bag)]):
+        assert main(command) == 1
         text = capsys.readouterr().err
         assert all(part in text for part in ("/left (1 ", "/right (3 ", "--topic NAME"))
     assert in_options("topic=... or repair='cut'", "train") == (

@@ -14,18 +14,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("demo")
 
 
-def test_the_demo_trains_runs_live_and_reports(made, capsys):
-    assert main(["--debug", "demo", "--quick", "--json", "--out", str(made)]) == 0
+def test_the_demo_trains_runs_live_and_reports(folder, capsys):
+    assert main(["--debug", "demo", "--quick", "--json", "--out", str(folder)]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["live_error"] < 1e-5
     # By chance 1 in 14 shapes and 1 in 10 digits are right.
     assert facts["shapes_accuracy"] > 0.3
     assert facts["glyphs_accuracy"] > 0.2
-    text = (made / "report.html").read_text()
+    text = (folder / "report.html").read_text()
     assert text.count("<canvas") == 3
     # Radii are rounded, and the weights that come with the package were asked.
     assert not re.search(r"radius=\d+\.\d{6}", text)
@@ -34,7 +34,7 @@ def test_the_demo_trains_runs_live_and_reports(made, capsys):
     assert "https://" not in text
     assert "http://" not in text
     for name in ("shapes", "glyphs"):
-        assert (made / name / "weights.safetensors").is_file()
+        assert (folder / name / "weights.safetensors").is_file()
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
@@ -54,13 +54,13 @@ def test_what_the_demo_lacks_is_said_before_it_trains(tmp_path, capsys, monkeypa
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-def test_the_report_opens_without_a_complaint(made):
-    page = made / "report.html"
+def test_the_report_opens_without_a_complaint(folder):
+    page = folder / "report.html"
     if not page.is_file():
         pytest.skip("the demo did not finish")
     done = subprocess.run(
         [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", f"--user-data-dir={made / 'profile'}",
+         "--disable-component-update", "--disable-sync", f"--user-data-dir={folder / 'profile'}",
          "--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip

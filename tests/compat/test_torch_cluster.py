@@ -40,9 +40,9 @@ def test_radius_finds_what_is_inside(dtype):
     }
     for last in (1, 2):
         batch_x, batch_y = torch.tensor([0] * 4 + [last] * 4), torch.tensor([0, last])
-        found = {(0, 0), (0, 1), (0, 2), (0, 3), (1, 5), (1, 6)}
-        assert pairs(radius(x, y, 2, batch_x, batch_y, max_num_neighbors=4)) == found
-        assert pairs(radius(x, y, 2, batch_x, batch_y, 4, 6, 5)) == found
+        expected = {(0, 0), (0, 1), (0, 2), (0, 3), (1, 5), (1, 6)}
+        assert pairs(radius(x, y, 2, batch_x, batch_y, max_num_neighbors=4)) == expected
+        assert pairs(radius(x, y, 2, batch_x, batch_y, 4, 6, 5)) == expected
 
 
 @pytest.mark.parametrize("dtype", REAL)
@@ -178,8 +178,8 @@ def test_grid_cluster_numbers_voxels(dtype):
         (points, [5, 5], None, None, [0, 5, 3, 0, 1]),
         (points, [5, 5], None, [19, 19], [0, 6, 4, 0, 1]),
     ):
-        made = (None if v is None else torch.tensor(v, dtype=dtype) for v in (pos, size, start, end))
-        assert grid_cluster(*made).tolist() == cluster
+        tensors = (None if v is None else torch.tensor(v, dtype=dtype) for v in (pos, size, start, end))
+        assert grid_cluster(*tensors).tolist() == cluster
 
 
 def test_nothing_is_found_in_nothing_and_bad_batches_are_refused():

@@ -110,14 +110,14 @@ def test_returns_without_a_place_have_no_label_and_no_cell(release):
 
 def test_what_is_no_release_is_refused(release, tmp_path):
     (tmp_path / "empty").mkdir()
-    for arguments, error, words in [
+    for arguments, error, message in [
         ((tmp_path / "gone",), FileNotFoundError, "gone"),
         ((tmp_path / "empty",), FileNotFoundError, "empty .*sequences/00"),
         ((release, "test"), FileNotFoundError, "'test'.* 11, 12"),
         ((release, "all"), ValueError, "split 'all'"),
         ((release, "fit", None, 0), ValueError, "scans .*0"),
     ]:
-        with pytest.raises(error, match=words):
+        with pytest.raises(error, match=message):
             gl.data.SemanticKITTI(*arguments)
     labels = release / "sequences" / "00" / "labels" / "000000.label"
     labels.write_bytes(np.full(400, 77, "<u4").tobytes())
@@ -193,9 +193,9 @@ def test_the_shared_pack_is_whole(shared_data):
 @pytest.mark.slow
 def test_the_recipe_trains_whole_scans_and_labels_a_scene(release, tmp_path, capsys):
     out, small = tmp_path / "run", ["width=8", "levels=2", "radius=0.5"]
-    words = [word for change in small for word in ("--set", f"model.{change}")]
-    words += ["--set", "data_options.grid=0.2", "--epochs", "1", "--set", "validate_every=1", "--device", "cpu"]
-    assert main(["train", "semantickitti", "--data", str(release), "--out", str(out), *words]) == 0
+    options = [word for change in small for word in ("--set", f"model.{change}")]
+    options += ["--set", "data_options.grid=0.2", "--epochs", "1", "--set", "validate_every=1", "--device", "cpu"]
+    assert main(["train", "semantickitti", "--data", str(release), "--out", str(out), *options]) == 0
     result = json.loads(capsys.readouterr().out)
     assert 0 <= result["valid_mean_iou"] <= 1
     weights = str(out / "weights.safetensors")
@@ -203,16 +203,16 @@ def test_the_recipe_trains_whole_scans_and_labels_a_scene(release, tmp_path, cap
     assert "mIoU" in capsys.readouterr().out
     file = release / "sequences" / "08" / "velodyne" / "000000.bin"
     assert main(["predict", str(file), "--weights", weights, "--out", str(tmp_path / "a.ply"), "--device", "cpu"]) == 0
-    found = gl.read_cloud(tmp_path / "a.ply")
-    assert torch.equal(found.coords, gl.read_cloud(file).coords)
-    assert found.rows["label"].shape == (400,)
+    labelled = gl.read_cloud(tmp_path / "a.ply")
+    assert torch.equal(labelled.coords, gl.read_cloud(file).coords)
+    assert labelled.rows["label"].shape == (400,)
     # Labels of the whole scan, turned as in training, are those of its tiles.
     model = gl.load(weights)
     data = load_data(Recipe.from_dict(model.about["recipe"]), release, "validation")
     one = data.draw(None, 0, 0, torch.tensor([0]))
     back = one.coords @ torch.tensor([[1.0, 0, 0], [0, 0, 1], [0, -1, 0]])
-    samples = gl.nearest(gl.Cloud.of(found.coords), gl.Cloud.of(back), 1).source.long()
-    torch.testing.assert_close(found.coords[samples], back)
+    samples = gl.nearest(gl.Cloud.of(labelled.coords), gl.Cloud.of(back), 1).source.long()
+    torch.testing.assert_close(labelled.coords[samples], back)
     with torch.no_grad():
         said = model(model.plan(one)).argmax(1)
     # A scene has another order of points, so that other ones are sampled: the labels are alike, as those of the whole
@@ -222,7 +222,7 @@ def test_the_recipe_trains_whole_scans_and_labels_a_scene(release, tmp_path, cap
         other = model(model.plan(one[order])).argmax(1)
     alike = (said[order] == other).float().mean()
     raw = torch.tensor([names[0] for names in CLASSES.values()])
-    assert (raw[said] == found.rows["label"][samples]).float().mean() > alike - 0.1
+    assert (raw[said] == labelled.rows["label"][samples]).float().mean() > alike - 0.1
 
 
 def test_a_release_is_a_folder_of_scans_too(release):

@@ -134,10 +134,10 @@ def test_all_kernels_of_the_package_have_this_cache():
     plain = re.compile(r"^\s*from numba import.*\bn?jit\b|numba\.n?jit\(", re.MULTILINE)
     texts = {file: file.read_text() for file in PACKAGE.rglob("*.py")}
     assert [file for file, text in texts.items() if plain.search(text)] == [PACKAGE / "kernels" / "compile.py"]
-    options = [found for text in texts.values() for found in re.findall(r"^ *@njit(.*)", text, re.MULTILINE)]
+    options = [option for text in texts.values() for option in re.findall(r"^ *@njit(.*)", text, re.MULTILINE)]
     assert len(options) > 100
     # The live loop is not cached where operations were added at run time.
-    assert all("cache=True" in found or "cache=CACHED" in found for found in options)
+    assert all("cache=True" in option or "cache=CACHED" in option for option in options)
 
 
 def test_a_kernel_is_made_of_the_files_that_its_own_imports(monkeypatch: pytest.MonkeyPatch):

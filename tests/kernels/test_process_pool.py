@@ -150,10 +150,10 @@ def cluster():
 
 
 def plan() -> gl.Plan:
-    made = gl.Plan()
-    cloud = made.points()
-    made.rejection_sample(made.ball(cloud, cloud, 0.2))
-    return made
+    plan = gl.Plan()
+    cloud = plan.points()
+    plan.rejection_sample(plan.ball(cloud, cloud, 0.2))
+    return plan
 
 
 # The order matters: the last one kills a node.
@@ -187,11 +187,11 @@ def test_a_class_for_ray_data_labels_tiles(cluster, tmp_path, scene):
     keys = [{"i": i, "j": j} for i, j in one.tiles.keys]
     arguments = {"source": city, "weights": model, "size": 8.0}
     rows = ray_data.from_items(keys).map_batches(Labeller, fn_constructor_kwargs=arguments, batch_size=2, concurrency=1)
-    found = np.full(len(labels), -1)
+    together = np.full(len(labels), -1)
     for row in rows.take_all():
-        assert found[row["index"]] == -1
-        found[row["index"]] = row["label"]
-    assert np.array_equal(found, labels)
+        assert together[row["index"]] == -1
+        together[row["index"]] = row["label"]
+    assert np.array_equal(together, labels)
 
 
 @pytest.fixture(scope="module")

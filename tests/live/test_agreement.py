@@ -86,7 +86,7 @@ W = torch.randn(6, 6, generator=torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize(
-    ("after", "words"),
+    ("after", "message"),
     [
         (by_type, "isinstance"),
         (by_is_tensor, "is_tensor"),
@@ -101,13 +101,13 @@ W = torch.randn(6, 6, generator=torch.Generator().manual_seed(3))
         (swallowing, "differs"),
     ],
 )
-def test_python_that_fx_does_not_see_is_refused_by_name(after, words, tmp_path):
+def test_python_that_fx_does_not_see_is_refused_by_name(after, message, tmp_path):
     model = network(after)
     model.register_buffer("calls", torch.zeros(1))
     python, numpy, torch_state = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
-    with pytest.raises(TypeError, match=f"Small.*{words}"):
+    with pytest.raises(TypeError, match=f"Small.*{message}"):
         stream(model)
-    with pytest.raises(TypeError, match=f"Small.*{words}"):
+    with pytest.raises(TypeError, match=f"Small.*{message}"):
         gl.export(model, tmp_path / "c")
     assert model.calls == 0
     assert random.getstate() == python

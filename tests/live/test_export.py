@@ -149,10 +149,10 @@ def test_functions_of_one_number_are_those_of_torch_wherever_floats_are(tmp_path
         f'int main(void) {{\n    float x;\n    while (scanf("%f", &x) == 1) {{\n{lines}    }}\n    return 0;\n}}\n'
     )
     subprocess.run([*CC[0], "-std=c99", "-O2", "main.c", "-o", "main"], cwd=tmp_path, check=True)
-    words = " ".join(f"{v:.9g}" for v in x.tolist())
-    said = subprocess.run([tmp_path / "main"], input=words, capture_output=True, text=True, check=True).stdout.split()
-    found = torch.tensor([float(w) for w in said], dtype=torch.float64).view(len(x), len(functions))
-    for column, (name, function) in zip(found.T, functions.items(), strict=True):
+    numbers = " ".join(f"{v:.9g}" for v in x.tolist())
+    said = subprocess.run([tmp_path / "main"], input=numbers, capture_output=True, text=True, check=True).stdout.split()
+    values = torch.tensor([float(w) for w in said], dtype=torch.float64).view(len(x), len(functions))
+    for column, (name, function) in zip(values.T, functions.items(), strict=True):
         wanted, real = function(x.double()), x > -1 if name == "log1p" else x < 100
         torch.testing.assert_close(column[real], wanted[real], rtol=2e-7, atol=1e-14, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -356,9 +356,9 @@ def test_the_page_gives_the_golden_bits_and_shows_digits_recordings_and_the_webc
     with Browser(f"{url}#golden", tmp_path / "golden") as page:
         page.wait(LOADED)
         page.wait("$('status').textContent.startsWith('golden')")
-        words = page.value("$('status').textContent")
-        assert words.partition("bits ")[2] == re.search(r"logits +([\w ]+)", native)[1]  # type: ignore[index]
-        assert f" {words.split()[1]} predictions" in native
+        status = page.value("$('status').textContent")
+        assert status.partition("bits ")[2] == re.search(r"logits +([\w ]+)", native)[1]  # type: ignore[index]
+        assert f" {status.split()[1]} predictions" in native
         frame = base64.b64encode(encode(gl.Events.of(recording(0, 3000, (21, 18)), sensor=(21, 18)))).decode()
         page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'), true)")
         assert page.value("[seen, $('status').textContent.startsWith('one.gle: 3,000 events')]") == [3000, True]
@@ -377,8 +377,10 @@ def test_the_page_gives_the_golden_bits_and_shows_digits_recordings_and_the_webc
 
 
 def run(live, events: gl.Events, size: int):
-    found = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
-    return [p.time for p in found], torch.stack([p.logits for p in found or [Prediction(0, live.predict())]])
+    predictions = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
+    return [p.time for p in predictions], torch.stack(
+        [p.logits for p in predictions or [Prediction(0, live.predict())]]
+    )
 
 
 @needs_compiler
@@ -656,9 +658,9 @@ def test_to_ask_for_an_answer_changes_none(tmp_path: Path):
 def test_arithmetic_in_more_bits_than_float_has_is_refused(tmp_path: Path):
     folder = gl.export(small("stream"), tmp_path / "a")
     command = ["gcc", "-m32", "-ffreestanding", "-std=c99", "-fsyntax-only", "network.c"]
-    found = subprocess.run([*command, "-mfpmath=387"], cwd=folder, capture_output=True, text=True)
-    assert found.returncode
-    assert "compile with -msse2 -mfpmath=sse" in found.stderr
+    result = subprocess.run([*command, "-mfpmath=387"], cwd=folder, capture_output=True, text=True)
+    assert result.returncode
+    assert "compile with -msse2 -mfpmath=sse" in result.stderr
     subprocess.run([*command, "-msse2", "-mfpmath=sse"], cwd=folder, check=True)
 
 

@@ -126,7 +126,7 @@ def half_of(module, geometry):
 
 
 @pytest.mark.parametrize(
-    ("after", "extra", "words"),
+    ("after", "extra", "message"),
     [
         (cumulative, None, "cumsum"),
         (lambda m, x, g, s: m.extra(x), nn.GroupNorm(2, 6), r"layer 'extra' \(GroupNorm\)"),
@@ -155,10 +155,10 @@ def half_of(module, geometry):
         (lambda m, x, g, s: x + functional.elu(x, 0.5), None, "elu.*alpha=0.5"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, words):
+def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, message):
     model = Small(after)
     model.extra = extra(model) if extra in (conv, voxels, pool) else extra
-    with pytest.raises(TypeError, match=words) as error:
+    with pytest.raises(TypeError, match=message) as error:
         Program.of(model.eval())
     assert "gl.streaming.Session(model)" in str(error.value)
 
@@ -201,17 +201,17 @@ class Returns(Small):
 
 
 @pytest.mark.parametrize(
-    ("after", "words"),
+    ("after", "message"),
     [
         (lambda m, x, g, s: (x, x), "tuple"),
         (lambda m, x, g, s: m.logits.bias, "forward must return"),
         (lambda m, x, g, s: m.extra(x, g, s), "grid"),
     ],
 )
-def test_a_forward_that_returns_no_rows_is_told_what_to_return(after, words):
+def test_a_forward_that_returns_no_rows_is_told_what_to_return(after, message):
     model = Returns(after)
     model.extra = voxels(model)
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(TypeError, match=message):
         Program.of(model.eval())
 
 

@@ -160,12 +160,12 @@ def heard(*datagrams: bytes, **options) -> tuple[Datagrams, list[gl.Events]]:
 
 
 def test_a_socket_that_cannot_be_is_refused_by_name():
-    for options, words in (
+    for options, message in (
         ({"idle": 0}, "idle .* 0"),
         ({"idle": -1.0}, "idle .* -1"),
         ({}, "port .*65536"),
     ):
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             Datagrams("127.0.0.1", 65_536 if not options else 0, (34, 34), **options)
     with pytest.raises(OSError, match=r"192\.0\.2\.1, port 9000"):
         Datagrams("192.0.2.1", 9000, (34, 34))
@@ -480,8 +480,8 @@ def test_packets_without_events_tell_nothing_about_the_cost_of_events(events):
 
 
 def test_thinning_is_even_and_counted(events):
-    kept = thinned(events[:1000], 100)
-    assert torch.equal(kept.time, events.time[0:1000:10])
+    thin = thinned(events[:1000], 100)
+    assert torch.equal(thin.time, events.time[0:1000:10])
     assert len(thinned(events[:10], 10)) == 10
     source = Buffered(iter([events[:500], events[500:1000]]), Overload.thin)
     source._budget.events = 100
@@ -508,9 +508,9 @@ def test_thinning_keeps_the_lag_under_its_bound_whatever_the_load(load):
         while 1e-3 * came <= now:
             source._put(packet, 1e-3 * came)
             came += 1
-        kept = len(next(packets))
-        now += 50e-6 + (0.7e-6, 1e-6, 1.3e-6)[len(lags) % 3] * kept
-        seen += kept
+        taken = len(next(packets))
+        now += 50e-6 + (0.7e-6, 1e-6, 1.3e-6)[len(lags) % 3] * taken
+        seen += taken
         lags.append(now - source.received)
     assert max(lags) <= 0.005
     assert seen + source.thinned_events == came * size
@@ -639,8 +639,8 @@ def test_the_command_prints_the_predictions_of_the_engine(events, weights, tmp_p
     assert [line["time"] for line in lines[:-1]] == [p.time for p in expected]
     assert [line["class"] for line in lines[:-1]] == [f"digit {int(p.logits.argmax())}" for p in expected]
     assert "events/s" in err
-    words = [sys.executable, "-m", "gridless", "stream", "--weights", weights, "--input", "-", "--quiet"]
-    piped = subprocess.run(words, input=encode(events), capture_output=True, timeout=250)
+    command = [sys.executable, "-m", "gridless", "stream", "--weights", weights, "--input", "-", "--quiet"]
+    piped = subprocess.run(command, input=encode(events), capture_output=True, timeout=250)
     assert [json.loads(line) for line in piped.stdout.splitlines()] == lines
     assert piped.stderr == b""
 
@@ -732,7 +732,7 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights)
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("command", "message"),
     [
         (["--weights", "nothing-of-the-kind", "--input", "-"], "nothing-of-the-kind"),
         # Before weights are loaded, and anything is compiled for them.
@@ -747,21 +747,21 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights)
         (["--weights", "{weights}", "--input", "-", "--repair", "sort"], "--repair sort"),
     ],
 )
-def test_what_the_command_cannot_do_is_one_line(weights, words, message, capsys):
-    assert main(["stream", *[w.format(weights=weights) for w in words]]) in (1, 2)
+def test_what_the_command_cannot_do_is_one_line(weights, command, message, capsys):
+    assert main(["stream", *[w.format(weights=weights) for w in command]]) in (1, 2)
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 
 
 @pytest.mark.slow
 def test_closed_standard_streams_are_named(weights, capsys, monkeypatch):
-    words = ["stream", "--weights", weights, "--input", "-"]
-    closed = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "gridless", *words]
+    command = ["stream", "--weights", weights, "--input", "-"]
+    closed = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "gridless", *command]
     done = subprocess.run(closed, capture_output=True, timeout=100)
     assert done.returncode == 1
     assert b"standard output" in done.stderr
     monkeypatch.setattr(sys, "stdin", None)  # as Python has it then
-    assert main(words) == 1
+    assert main(command) == 1
     assert "standard input" in capsys.readouterr().err
 
 
@@ -781,12 +781,12 @@ def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path,
         list(recording(path, None, fit=Fit((34, 34))))
     assert sum(map(len, recording(path, None, fit=Fit((34, 34), drop=True)))) == 0
     assert sum(map(len, recording(path, None, fit=Fit((34, 34), pool=8)))) == len(events)
-    words = ["stream", "--weights", weights, "--input", str(path), "--crop", "100,60", "--pool", "2", "--quiet"]
-    assert main(words) == 0
+    command = ["stream", "--weights", weights, "--input", str(path), "--crop", "100,60", "--pool", "2", "--quiet"]
+    assert main(command) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["class"] == f"digit {int(expected.predict().argmax())}"
-    for words in (["--crop", "340,250"], ["--repair", "drop"]):
-        assert main(["stream", "--weights", weights, "--input", str(path), *words]) == 0
+    for command in (["--crop", "340,250"], ["--repair", "drop"]):
+        assert main(["stream", "--weights", weights, "--input", str(path), *command]) == 0
         assert capsys.readouterr() == ("", "no events arrived. Check the input, --crop and --repair.\n")
     assert main(["stream", "--weights", weights, "--input", str(path)]) == 1
     assert "34 x 34" in capsys.readouterr().err

@@ -55,7 +55,7 @@ def test_a_state_fits_cpus_of_any_vector_width(head, monkeypatch):
 
 @pytest.mark.parametrize("make", [Engine, Session])
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "message"),
     [
         (torch.tensor([1, 2]), "'numbers' is"),
         (torch.tensor([1.0, 2.0, 3.0]), "'numbers' is"),
@@ -65,7 +65,7 @@ def test_a_state_fits_cpus_of_any_vector_width(head, monkeypatch):
         (torch.tensor([-1, 19_999, 5]), "damaged.* -1 events"),
     ],
 )
-def test_a_state_with_wrong_numbers_leaves_the_stream_as_it_was(make, wrong, words):
+def test_a_state_with_wrong_numbers_leaves_the_stream_as_it_was(make, wrong, message):
     model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
     events = busy("plain", (34, 34), 300)
     one, other = make(model), make(model)
@@ -75,7 +75,7 @@ def test_a_state_with_wrong_numbers_leaves_the_stream_as_it_was(make, wrong, wor
     state.pop("numbers")
     if wrong is not None:
         state["numbers"] = wrong
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         other.load_state_dict(state)
     after = other.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)

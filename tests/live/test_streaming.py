@@ -91,9 +91,9 @@ def test_windows_tumble_and_each_ends_with_the_batch_prediction_of_the_session()
 def test_windows_without_events_are_passed_over():
     model = network("n_mnist", head="voxel", width=8, duration=4_000)
     events = busy("long silence", (34, 34), 400)
-    found = list(stream(model).push(events))
-    assert len(found) < 20
-    times = [p.time for p in found]
+    predictions = list(stream(model).push(events))
+    assert len(predictions) < 20
+    times = [p.time for p in predictions]
     assert times == sorted(times)
 
 
@@ -134,10 +134,10 @@ def test_shipped_counts_answer_every_100_ms_as_for_all_events_so_far():
     events = busy("plain", (120, 100), 2000)
     events = gl.Events(events.pixel, 12 * events.time, events.polarity, events.splits, events.sensor)
     engine = stream(model)
-    found = list(engine.push(events))
-    assert [p.time - int(events.time[0]) for p in found] == [100_000, 200_000]
+    predictions = list(engine.push(events))
+    assert [p.time - int(events.time[0]) for p in predictions] == [100_000, 200_000]
     with torch.no_grad():
-        for p in found:
+        for p in predictions:
             so_far = events[: int((events.time < p.time).sum())]
             assert_close(p.logits, model(model.plan(so_far))[0], 1e-5)
         geometry = model.plan(events)
@@ -191,13 +191,13 @@ def test_arrays_are_packets_whatever_their_fields_and_records_too():
         answers = [engine(record) for record in array]
         assert torch.equal([a for a in answers if a is not None][-1], expected[-1])
         before = engine.state_dict()
-        for name, value, words in (
+        for name, value, message in (
             ("x", 34, r"row 0 .*\(34, "),
             ("t", 1, r"event 0 .* 1 us"),
         ):
             bad = array[-1:].copy()
             bad[name] = value
-            with pytest.raises(ValueError, match=words):
+            with pytest.raises(ValueError, match=message):
                 engine(bad)
         assert all(torch.equal(before[k], v) for k, v in engine.state_dict().items())
     array = np.zeros(2, fields[0])
@@ -218,9 +218,9 @@ def test_a_call_gives_the_newest_of_the_predictions_that_a_packet_brings(head):
     one, other = stream(model), stream(model)
     brought = [0]
     for packet in (events[:100], events[100:103], events[103:]):
-        found, newest = list(one.push(packet)), other(packet)
-        assert torch.equal(newest, found[-1].logits) if found else newest is None
-        brought.append(len(found))
+        predictions, newest = list(one.push(packet)), other(packet)
+        assert torch.equal(newest, predictions[-1].logits) if predictions else newest is None
+        brought.append(len(predictions))
     assert max(brought) > 2
 
 
@@ -424,8 +424,8 @@ def test_another_thread_may_ask_while_one_pushes(make, size):
 
     def pushed():
         live.reset()
-        found = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
-        return torch.stack([*(p.logits for p in found), live.predict()])
+        predictions = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
+        return torch.stack([*(p.logits for p in predictions), live.predict()])
 
     def ask():
         while not ended.wait(0.0005):

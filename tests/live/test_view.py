@@ -32,20 +32,20 @@ def events() -> gl.Events:
     return gl.data.MovingGlyphs(4)[3][0]
 
 
-def messages(url: str, found: list[dict], begun: threading.Event) -> None:
+def messages(url: str, received: list[dict], begun: threading.Event) -> None:
     with urllib.request.urlopen(url + "live", timeout=20) as answer:
         begun.set()
         for line in answer:
             if line.startswith(b"data: "):
-                found.append(json.loads(line[6:]))
+                received.append(json.loads(line[6:]))
 
 
 @pytest.mark.parametrize("sensor", [(34, 34), (700, 400)])
 def test_the_page_is_told_of_every_event_and_of_the_newest_prediction(events, sensor):
     page = Page(sensor, NAMES, METER)
-    found: list[dict] = []
+    received: list[dict] = []
     begun = threading.Event()
-    reader = threading.Thread(target=messages, args=(page.url, found, begun))
+    reader = threading.Thread(target=messages, args=(page.url, received, begun))
     reader.start()
     begun.wait(20)
     logits = torch.arange(10.0)
@@ -56,30 +56,30 @@ def test_the_page_is_told_of_every_event_and_of_the_newest_prediction(events, se
     pool = -(-max(sensor) // 320)
     width, height = -(-sensor[0] // pool), -(-sensor[1] // pool)
     for name, polarity in (("on", True), ("off", False)):
-        seen = sum(np.frombuffer(base64.b64decode(m[name]), np.uint8).astype(int) for m in found)
+        seen = sum(np.frombuffer(base64.b64decode(m[name]), np.uint8).astype(int) for m in received)
         x, y = (events.pixel[events.polarity == polarity] // pool).numpy().T
         assert np.array_equal(seen, np.bincount(y * width + x, minlength=width * height))
-    assert found[-1]["ended"]
-    assert found[-1]["events"] == len(events)
-    assert found[-1]["time"] == int(events.time[-1])
-    assert found[-1]["lag"] == 2.5
-    assert found[-1]["seconds"] == 0.5, "a new stream has another clock: the meter counts the seconds of all"
-    assert found[-1]["probabilities"] == pytest.approx(logits.softmax(0).tolist())
+    assert received[-1]["ended"]
+    assert received[-1]["events"] == len(events)
+    assert received[-1]["time"] == int(events.time[-1])
+    assert received[-1]["lag"] == 2.5
+    assert received[-1]["seconds"] == 0.5, "a new stream has another clock: the meter counts the seconds of all"
+    assert received[-1]["probabilities"] == pytest.approx(logits.softmax(0).tolist())
 
 
 @pytest.mark.parametrize(("sensor", "point"), [((34, 34), [12.0, 7.5]), ((700, 400), [11 / 3, 13 / 6])])
 def test_where_a_network_tracks_the_page_and_the_terminal_show_a_point(events, sensor, point):
     page = Page(sensor, [], METER)
-    found: list[dict] = []
+    received: list[dict] = []
     begun = threading.Event()
-    reader = threading.Thread(target=messages, args=(page.url, found, begun))
+    reader = threading.Thread(target=messages, args=(page.url, received, begun))
     reader.start()
     begun.wait(20)
     page.add(events, torch.tensor([12.0, 7.5]))
     page.close()
     reader.join(20)
-    assert found[-1]["point"] == pytest.approx(point)
-    assert found[-1]["probabilities"] is None
+    assert received[-1]["point"] == pytest.approx(point)
+    assert received[-1]["probabilities"] is None
     terminal = Terminal(sensor, [], METER)
     terminal.add(events, torch.tensor([12.0, 7.5]))
     picture = terminal._picture(1.0)
@@ -140,7 +140,7 @@ def test_a_browser_shows_a_recording_in_real_time(events, tmp_path):
     model = networks.n_mnist(head="stream", width=8, levels=2, pooled=1, threshold=0.9, reset=-0.5).eval()
     weights = gl.save(model, tmp_path / "small", class_names=NAMES)
     gl.write_events(tmp_path / "glyph.npz", events)
-    words = [
+    arguments = [
         "stream",
         "--weights",
         str(weights),
@@ -150,19 +150,19 @@ def test_a_browser_shows_a_recording_in_real_time(events, tmp_path):
         "--view",
         "page",
     ]
-    with subprocess.Popen([sys.executable, "-m", "gridless", *words], stdout=-1, stderr=-1, text=True) as running:
+    with subprocess.Popen([sys.executable, "-m", "gridless", *arguments], stdout=-1, stderr=-1, text=True) as running:
         url = next(line for line in running.stderr if line.startswith("view: ")).split()[-1]  # type: ignore[union-attr]
         with Browser(url, tmp_path / "browser") as page:
             page.wait("document.body && document.body.dataset.ended")
             body = page.value("({...document.body.dataset})")
-            words = page.value("document.body.innerText")
+            arguments = page.value("document.body.innerText")
             complaints = page.complaints
         out, _ = running.communicate(timeout=60)
     assert running.returncode == 0
     assert not complaints
     assert int(body["events"]) == len(events)
     assert int(body["pictures"]) > 2
-    assert f"{len(events):,} events" in words
+    assert f"{len(events):,} events" in arguments
     engine = stream(gl.load(weights))
     engine(events)
     assert body["best"] == NAMES[int(engine.predict().argmax())] == json.loads(out.splitlines()[-1])["class"]

@@ -161,13 +161,13 @@ def test_padding_changes_nothing(head, form):
     model = small(head=head, form=form, dropout=0.0).double()
     examples = [model.plan(r) for r in recordings()]
     label = torch.tensor([0, 1, 2])
-    found = []
+    results = []
     for bucket in (None, "power_of_two"):
         geometry = gl.collate(examples, bucket)
         assert bool(geometry["X1"].padding) == (bucket is not None)
         loss, logits = model.loss(geometry, label)
-        found.append([logits, *torch.autograd.grad(loss, list(model.parameters()))])
-    for a, b in zip(*found):
+        results.append([logits, *torch.autograd.grad(loss, list(model.parameters()))])
+    for a, b in zip(*results):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
@@ -206,16 +206,16 @@ def test_a_stream_head_reads_the_mean_of_each_stream_up_to_what_fired_the_event(
     with torch.no_grad():
         every, levels = model.predictions(geometry), model.trunk(geometry)
         for row in (0, len(every) - 1):
-            last, found = row, []
+            last, means = row, []
             for mean, features in reversed(list(zip(model.head.means, levels))):
                 events = geometry[mean.stream]
                 x, y = events.pixel[: last + 1].long().unbind(1)
                 hidden = (mean.hidden(features[: last + 1]) + mean.place[y * events.sensor[0] + x]).relu()
                 age = (events.time[last] - events.time[: last + 1]).double() / mean.mean.decay_time
                 weight = torch.exp(-mean.mean.log_rate.exp()[0] * age)
-                found.insert(0, (weight[:, None] * hidden).sum(0) / weight.sum())
+                means.insert(0, (weight[:, None] * hidden).sum(0) / weight.sum())
                 last = int(events.cause[last])
-            rows = torch.cat(found).expand(len(every), -1)
+            rows = torch.cat(means).expand(len(every), -1)
             expected = model.head.logits(model.head.norm(rows, geometry))[0]
             torch.testing.assert_close(every[row], expected, rtol=1e-10, atol=1e-10)
 

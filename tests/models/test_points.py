@@ -242,11 +242,11 @@ def test_drop_path_leaves_the_branches_of_whole_clouds_out(cloud):
     seen = set()
     for seed in range(40):
         torch.manual_seed(seed)
-        made = path.train()(values, geometry)
+        out = path.train()(values, geometry)
         for i in range(points.num_examples):
             part = slice(*points.splits[i : i + 2].tolist())
-            dropped = not made[part].any()
-            assert dropped or torch.equal(made[part], values[part] * 2)
+            dropped = not out[part].any()
+            assert dropped or torch.equal(out[part], values[part] * 2)
             seen.add((i, dropped))
     assert len(seen) == 2 * points.num_examples
     assert torch.equal(path.eval()(values, geometry), values)

@@ -107,8 +107,8 @@ def test_what_a_layer_cannot_convolve_is_refused_in_its_words(plan):
     with pytest.raises(TypeError, match=r"features.*NoneType"):
         layer(None, geometry)
     points = torch.rand(150, 3)
-    for wrong, words in ((None, "None"), (points.numpy(), "an array"), (points, "a tensor"), ([points], "a list")):
-        with pytest.raises(TypeError, match=rf"Geometry.* {words}.*model\.plan"):
+    for wrong, actual in ((None, "None"), (points.numpy(), "an array"), (points, "a tensor"), ([points], "a list")):
+        with pytest.raises(TypeError, match=rf"Geometry.* {actual}.*model\.plan"):
             layer(torch.rand(150, 6), wrong)
 
 

@@ -97,8 +97,8 @@ def test_a_network_compiles_whole():
     assert torch.equal(make_fx(lambda: model(geometry))()(), expected)
     assert torch.equal(out, expected)
     assert out.abs().max() > 0
-    for found, right in zip(grads, wanted, strict=True):
-        torch.testing.assert_close(found, right)
+    for grad, right in zip(grads, wanted, strict=True):
+        torch.testing.assert_close(grad, right)
         assert right.abs().max() > 0
 
 
@@ -112,8 +112,8 @@ def test_a_window_begins_at_the_first_event_of_its_stream():
     memory: dict = {}
     mean(values[:0], plan(gl.collate([nothing, nothing])), memory)
     mean(values, plan(gl.collate([early, nothing])), memory)
-    found = mean(values, plan(gl.collate([nothing, late])), memory)
-    assert torch.equal(found, torch.cat([mean(values, plan(events)) for events in (early, late)]))
+    out = mean(values, plan(gl.collate([nothing, late])), memory)
+    assert torch.equal(out, torch.cat([mean(values, plan(events)) for events in (early, late)]))
 
     waiting: dict = {}
     mean(values[:0], plan(nothing), waiting)

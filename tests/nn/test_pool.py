@@ -32,11 +32,11 @@ def test_spread_rows_are_those_of_the_example_and_so_are_their_gradients():
     spread = Spread(plan.points(dim=3))
     batch = gl.collate([plan(torch.rand(n, 3)) for n in (5, 1, 9)], bucket="power_of_two")
     values = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    made = spread(values, batch)
+    out = spread(values, batch)
     example = torch.repeat_interleave(torch.arange(3), torch.tensor([5, 1, 9]))
-    torch.testing.assert_close(made, torch.cat([values[example], values.new_zeros(1, 6)]))
+    torch.testing.assert_close(out, torch.cat([values[example], values.new_zeros(1, 6)]))
     weight = torch.randn(16, 6, dtype=torch.float64)
-    (gradient,) = torch.autograd.grad((made * weight).sum(), values)
+    (gradient,) = torch.autograd.grad((out * weight).sum(), values)
     torch.testing.assert_close(gradient, torch.zeros_like(values).index_add(0, example, weight[:15]))
 
 
@@ -53,10 +53,10 @@ def test_large_examples_are_spread_in_float16(points):
     plan = gl.Plan()
     spread = Spread(plan.points(dim=3))
     values = torch.full((2, 2), 10.0, dtype=torch.float16, requires_grad=True)
-    made = spread(values, plan(gl.Cloud.of([torch.zeros(points, 3), torch.zeros(5, 3)])))
-    assert made.dtype == torch.float16
-    assert made.unique().tolist() == [10.0]
-    (gradient,) = torch.autograd.grad(made, values, torch.full_like(made, 0.5))
+    out = spread(values, plan(gl.Cloud.of([torch.zeros(points, 3), torch.zeros(5, 3)])))
+    assert out.dtype == torch.float16
+    assert out.unique().tolist() == [10.0]
+    (gradient,) = torch.autograd.grad(out, values, torch.full_like(out, 0.5))
     assert torch.equal(gradient, gradient.new_tensor([[points / 2] * 2, [2.5] * 2]))
 
 
@@ -65,13 +65,13 @@ def test_spread_values_are_those_given_and_their_gradient_is_the_sum():
     spread = Spread(plan.points(dim=3))
     batch = gl.collate([plan(torch.rand(n, 3)) for n in (49, 70_000)], bucket="power_of_two")
     values = torch.tensor([[0.1, 3e38], [0.7, -1e-38]], requires_grad=True)
-    made = spread(values, batch)
-    assert torch.equal(made[:49], values[:1].expand(49, -1))
-    assert torch.equal(made[49:70_049], values[1:].expand(70_000, -1))
-    assert (made[70_049:] == 0).all()
-    weight = torch.full_like(made, 2.0)
+    out = spread(values, batch)
+    assert torch.equal(out[:49], values[:1].expand(49, -1))
+    assert torch.equal(out[49:70_049], values[1:].expand(70_000, -1))
+    assert (out[70_049:] == 0).all()
+    weight = torch.full_like(out, 2.0)
     weight[70_049:] = torch.nan
-    (gradient,) = torch.autograd.grad(made, values, weight)
+    (gradient,) = torch.autograd.grad(out, values, weight)
     assert gradient.tolist() == [[98.0, 98.0], [140_000.0, 140_000.0]]
 
 

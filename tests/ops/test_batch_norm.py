@@ -122,7 +122,7 @@ def test_running_statistics_are_those_of_torch(device, count, channels):
     x = torch.randn(64, channels, generator=torch.Generator().manual_seed(2))
     torch_norm = torch.nn.BatchNorm1d(channels, momentum=0.3)
     torch_norm.num_batches_tracked.fill_(10)
-    kept = [t.detach().clone().to(device) for t in torch_norm.buffers()]
+    statistics = [t.detach().clone().to(device) for t in torch_norm.buffers()]
     for _ in range(3):
         if count > 1:
             torch_norm(x[:count])
@@ -131,25 +131,29 @@ def test_running_statistics_are_those_of_torch(device, count, channels):
             torch_norm.running_mean.lerp_(x[0], 0.3)
             torch_norm.running_var.lerp_(torch.zeros(channels), 0.3)
             torch_norm.num_batches_tracked += 1
-        batch_norm(x.to(device), torch.tensor(count, device=device), running=(*kept, 0.3))
-    for mine, theirs in zip(kept, torch_norm.buffers(), strict=True):
+        batch_norm(x.to(device), torch.tensor(count, device=device), running=(*statistics, 0.3))
+    for mine, theirs in zip(statistics, torch_norm.buffers(), strict=True):
         torch.testing.assert_close(mine.cpu(), theirs)
 
 
 @pytest.mark.parametrize("channels", [5, 300])
 def test_the_first_batches_are_averaged(device, channels):
     """Until each has the weight of the momentum; batches without rows do not count."""
-    kept = torch.zeros(channels, device=device), torch.ones(channels, device=device), torch.tensor(0, device=device)
+    statistics = (
+        torch.zeros(channels, device=device),
+        torch.ones(channels, device=device),
+        torch.tensor(0, device=device),
+    )
     batches = torch.randn(6, 40, channels, generator=torch.Generator().manual_seed(4)) + torch.arange(6)[:, None, None]
     mean, var = torch.zeros(channels), torch.ones(channels)
     for number, x in enumerate(batches):
         for count in (0, 30):
-            batch_norm(x.to(device), torch.tensor(count, device=device), running=(*kept, 0.25))
+            batch_norm(x.to(device), torch.tensor(count, device=device), running=(*statistics, 0.25))
         weight = max(0.25, 1 / (number + 1))
         mean, var = mean.lerp(x[:30].mean(0), weight), var.lerp(x[:30].var(0), weight)
-        torch.testing.assert_close(kept[0].cpu(), mean)
-        torch.testing.assert_close(kept[1].cpu(), var)
-    assert kept[2] == 6
+        torch.testing.assert_close(statistics[0].cpu(), mean)
+        torch.testing.assert_close(statistics[1].cpu(), var)
+    assert statistics[2] == 6
 
 
 def test_the_op_is_registered_rightly(backend):
@@ -178,9 +182,9 @@ def test_parameters_may_lie_apart_and_running_statistics_may_not(device):
     both = torch.randn(6, 2, device=device)
     wanted = batch_norm(x, None, *(p.contiguous() for p in both.unbind(1)))
     assert torch.equal(batch_norm(x, None, *both.unbind(1)), wanted)
-    kept = torch.zeros(6, 2, device=device)
+    statistics = torch.zeros(6, 2, device=device)
     with pytest.raises(ValueError, match=r"running mean.*contiguous"):
-        batch_norm(x, running=(kept[:, 0], kept[:, 1], torch.tensor(0, device=device), 0.1))
+        batch_norm(x, running=(statistics[:, 0], statistics[:, 1], torch.tensor(0, device=device), 0.1))
 
 
 def test_no_channels_are_no_fault(device):

@@ -107,8 +107,8 @@ def test_awkward_streams(device, name):
         target = moved if target is source else target.to(device)
         values = parameters(source, kernel, device=device)
         for edges in (None, causal(moved, target, kernel, stride)):
-            found = run(moved, target, kernel, stride, values, edges)
-            for a, b in zip(found, expected):
+            results = run(moved, target, kernel, stride, values, edges)
+            for a, b in zip(results, expected):
                 assert a.isfinite().all()
                 torch.testing.assert_close(a.cpu(), b, rtol=1e-10, atol=1e-10)
 
@@ -133,8 +133,8 @@ def test_autocast_changes_nothing(backend, device):
     source, target = source.to(device), target.to(device)
     expected = run(source, target, 3, 2, values)
     with torch.autocast(device.type, torch.bfloat16):
-        found = run(source, target, 3, 2, values)
-    for a, b in zip(found, expected):
+        results = run(source, target, 3, 2, values)
+    for a, b in zip(results, expected):
         assert torch.equal(a, b)
 
 
@@ -234,13 +234,13 @@ def test_features_rates_and_gradients_may_lie_in_memory_in_any_way(device):
     values = parameters(source, 3, device=device)
     source, target = source.to(device), target.to(device)
     for edges in (None, causal(source, target, 3, 2)):
-        found = []
+        results = []
         for change in (torch.Tensor.contiguous, lambda x: x.mT.contiguous().mT):
             given = [change(v.detach()).requires_grad_() if v.dim() == 2 else v for v in values]
             out = event_conv(*given, source, target, 3, 2, DECAY, edges)
             upper = torch.arange(out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
-            found.append([out.detach(), *torch.autograd.grad(out, given, change(upper))])
-        for a, b in zip(*found):
+            results.append([out.detach(), *torch.autograd.grad(out, given, change(upper))])
+        for a, b in zip(*results):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -251,14 +251,14 @@ def test_a_gradient_does_not_depend_on_which_others_are_wanted(device, monkeypat
     source, target = source.to(device), target.to(device)
     monkeypatch.setattr(autograd, "_room", lambda *_: room)
     _, *whole = run(source, target, 3, 2, values)
-    kept = [v.detach().clone() for v in values]
+    before = [v.detach().clone() for v in values]
     for wanted in ([0], [1], [2], [3], [0, 1], [1, 2, 3]):
         given = [v.detach().requires_grad_(k in wanted) for k, v in enumerate(values)]
         out = event_conv(*given, source, target, 3, 2, DECAY)
         grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(out)
-        for k, found in zip(wanted, torch.autograd.grad(out, [given[k] for k in wanted], grad)):
-            torch.testing.assert_close(found, whole[k], rtol=1e-12, atol=1e-12)
-    assert all(torch.equal(a, b) for a, b in zip(kept, values))
+        for k, gradient in zip(wanted, torch.autograd.grad(out, [given[k] for k in wanted], grad)):
+            torch.testing.assert_close(gradient, whole[k], rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(before, values))
 
 
 @pytest.mark.parametrize("enough", [1, 3])
@@ -352,9 +352,9 @@ def test_padding_gives_the_bias_and_takes_no_gradient(device):
     events = stream((5, 4))
     padded = gl.collate([events.examples[0], events.examples[1]], bucket="power_of_two").to(device)
     values = parameters(padded, "cross5", device=device)
-    found = run(padded, padded, "cross5", 1, values)
+    results = run(padded, padded, "cross5", 1, values)
     edges = run(padded, padded, "cross5", 1, values, causal(padded, padded, "cross5", 1))
-    for out in (found, edges):
+    for out in (results, edges):
         torch.testing.assert_close(out[0][9:], values[3].detach().expand(len(padded) - 9, -1))
         assert not out[1][9:].any()
 

@@ -67,15 +67,15 @@ def doubled(tensors):
 
 
 def assert_like_reference(tensors, edges, basis, tolerance, *settings):
-    found = with_gradients(tensors, edges, basis, *settings)
+    results = with_gradients(tensors, edges, basis, *settings)
     with gl.use_backend("reference"):
         expected = with_gradients(doubled(tensors), edges, basis, *settings)
-    assert_near(found, expected, tolerance)
+    assert_near(results, expected, tolerance)
 
 
-def assert_near(found, expected, tolerance):
+def assert_near(results, expected, tolerance):
     """The result, and the gradients that were asked for."""
-    for name, a, b in zip(("out", "features", "weight", "bias", "source", "target"), found, expected):
+    for name, a, b in zip(("out", "features", "weight", "bias", "source", "target"), results, expected):
         assert a.shape == b.shape, name
         assert a.isfinite().all(), name
         error = ((a.double() - b).norm() / b.norm().clamp_min(1e-30)).item()
@@ -228,8 +228,8 @@ def test_the_last_rows_of_more_coordinates_than_32_bits_count():
     direction = torch.zeros_like(out)
     direction[-few:] = along(expected[0]).cuda()
     grads = torch.autograd.grad(out, given, direction)
-    found = [out[-few:], grads[0][-few:], grads[1], grads[2], grads[3][-few:]]
-    for a, b in zip(found, [*expected[:4], expected[4] + expected[5]]):
+    results = [out[-few:], grads[0][-few:], grads[1], grads[2], grads[3][-few:]]
+    for a, b in zip(results, [*expected[:4], expected[4] + expected[5]]):
         torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-4)
 
 
@@ -251,17 +251,17 @@ def test_what_has_no_edge_does_not_reach_the_gradient_of_the_weight(backend, dev
         pytest.skip("the dense kernels of GPUs multiply whole tiles of features: docs/limits.md")
     edges = Edges(torch.tensor([0, 1, 3, 3]), torch.tensor([0, 0, 1]), 3).to(device)
     x = torch.tensor([[0.0, 0.0], [0.2, 0.0], [0.4, 0.0]], device=device)
-    found = []
+    gradients = []
     for value in (1.0, math.nan, math.inf):
         features, grad = torch.ones(2, 3, 2, device=device)
         (features if where == "features" else grad)[2] = value
         weight = torch.ones((3, 2) if order == "depthwise" else (3, 2, 2), device=device, requires_grad=True)
         how = None if order == "depthwise" else order
         gl.point_conv(features, weight, None, edges, x, x, 1.0, Monomials(2, 1), order=how).backward(grad)
-        found.append(weight.grad)
-    assert found[0].abs().sum() > 0
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+        gradients.append(weight.grad)
+    assert gradients[0].abs().sum() > 0
+    assert torch.equal(gradients[0], gradients[1])
+    assert torch.equal(gradients[0], gradients[2])
 
 
 def test_a_neighbour_exactly_at_the_radius_weighs_nothing(fast):
@@ -618,11 +618,11 @@ def bias_alone(device, dtype, targets, p):
     bias = torch.zeros(p, device=device, dtype=dtype, requires_grad=True)
     grad = torch.rand(targets, p, device=device).to(dtype)
     out = gl.point_conv(features, weight, bias, edges, x, y, RADIUS, Monomials(1, 1))
-    (found,) = torch.autograd.grad(out, bias, grad)
-    assert found.dtype == dtype
+    (gradient,) = torch.autograd.grad(out, bias, grad)
+    assert gradient.dtype == dtype
     expected = grad.double().sum(0)
     tolerance = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 1e-3}[dtype]
-    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=0.0)
+    torch.testing.assert_close(gradient.double(), expected, rtol=tolerance, atol=0.0)
 
 
 @interpreted

@@ -16,12 +16,12 @@ def depthwise(device="cpu", dtype=torch.float64, channels=5, basis=None, **sizes
 
 
 def assert_diagonal(tensors, edges, basis, tolerance, *settings):
-    found = with_gradients(tensors, edges, basis, *settings)
+    results = with_gradients(tensors, edges, basis, *settings)
     features, weight, *others = doubled(tensors)
     with gl.use_backend("reference"):
         expected = with_gradients((features, torch.diag_embed(weight), *others), edges, basis, *settings)
     expected[2] = expected[2].diagonal(dim1=1, dim2=2)
-    assert_near(found, expected, tolerance)
+    assert_near(results, expected, tolerance)
 
 
 @pytest.fixture(params=["reference", "cpu", "gpu"])

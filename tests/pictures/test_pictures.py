@@ -88,19 +88,19 @@ def test_large_clouds_are_drawn_by_a_random_part_and_say_so(tmp_path, monkeypatc
     # By stride, every second point of a row of two kinds is of one kind.
     x = torch.arange(2000) % 2
     picture = show(torch.rand(2000, 3), colour=x)
-    keep, words = picture._kept(picture.points()[0])
+    keep, title = picture._kept(picture.points()[0])
     assert len(keep) == len(set(keep)) == 500
     assert 150 < int(x[keep].sum()) < 350
-    assert "2,000 points: 500 of them, taken at random, are shown" in words
-    assert words in picture.html()
+    assert "2,000 points: 500 of them, taken at random, are shown" in title
+    assert title in picture.html()
     assert "class=fit" in picture.html()
 
 
 def test_more_points_are_drawn_where_asked():
     picture = show(torch.rand(90_000, 3), max_points=60_000)
-    keep, words = picture._kept(picture.points()[0])
+    keep, title = picture._kept(picture.points()[0])
     assert len(keep) == 60_000
-    assert "60,000 of them" in words
+    assert "60,000 of them" in title
     assert "shown" not in show(torch.rand(60_000, 3), max_points=60_000).html().partition("</title>")[0]
     with pytest.raises(ValueError, match=r"max_points .* 0"):
         show(torch.rand(3, 3), max_points=0)
@@ -141,8 +141,8 @@ def test_a_view_fits_most_points_and_not_the_outliers(tmp_path):
     picture = show(x)
     drawn = scaled(picture.points()[0])
     assert 0.6 < np.abs(drawn[1:]).max() <= 1.01
-    keep, words = picture._kept(picture.points()[0], fit=True)
-    assert "1 outliers are outside the picture" in words
+    keep, title = picture._kept(picture.points()[0], fit=True)
+    assert "1 outliers are outside the picture" in title
     assert 0 not in keep
     assert picture.save(tmp_path / "a.png").stat().st_size > 2000
     # A cloud without outliers is shown whole, flat ones as well.
@@ -347,12 +347,12 @@ def test_the_command_draws_files(points, recording, tmp_path, kind, capsys):
     file = tmp_path / ("cloud.npy" if kind == "cloud" else "events.npz")
     if kind == "cloud":
         np.save(file, points.coords.numpy())
-        words = ["--sample", "0.3", "--ball", "0.2", "--up", "y"]
+        options = ["--sample", "0.3", "--ball", "0.2", "--up", "y"]
     else:
         gl.write_events(file, recording)
-        words = ["--view", "frame", "--video", str(tmp_path / "film.gif"), "--speed", "0.2"]
+        options = ["--view", "frame", "--video", str(tmp_path / "film.gif"), "--speed", "0.2"]
     out = tmp_path / "picture.html"
-    assert main(["show", str(file), "--out", str(out), "--json", *words]) == 0
+    assert main(["show", str(file), "--out", str(out), "--json", *options]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["picture"] == str(out)
     assert facts.get("points", facts.get("events")) == (200 if kind == "cloud" else len(recording))

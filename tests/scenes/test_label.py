@@ -94,9 +94,9 @@ def test_double_labels_are_those_of_the_network_in_float64(city, tmp_path):
     how = Preparation(features=["intensity"])
     label_scene(city, model, tmp_path / "one.npy", size=9.0, how=how, double=True)
     assert model.head.weight.dtype == torch.float32
-    found = model.double()(features.double(), whole).argmax(1)
-    assert np.array_equal(np.load(tmp_path / "one.npy")[tile.cloud.rows["index"]], found.numpy())
-    assert len(found.unique()) > 1
+    expected = model.double()(features.double(), whole).argmax(1)
+    assert np.array_equal(np.load(tmp_path / "one.npy")[tile.cloud.rows["index"]], expected.numpy())
+    assert len(expected.unique()) > 1
 
 
 @pytest.mark.slow
@@ -116,11 +116,11 @@ def test_a_copc_file_becomes_a_laz_file_that_others_read(format, weights, tmp_pa
 @pytest.mark.slow
 def test_what_is_made_of_a_copc_file_is_not_called_so(weights, tmp_path, capsys):
     (tmp_path / "a.copc.laz").write_bytes(laz_in_chunks(street(300), 7))
-    words = ["predict", str(tmp_path / "a.copc.laz"), "--weights", str(weights), "--out", str(tmp_path / "out")]
-    assert main([*words, "--device", "cpu"]) == 0
+    command = ["predict", str(tmp_path / "a.copc.laz"), "--weights", str(weights), "--out", str(tmp_path / "out")]
+    assert main([*command, "--device", "cpu"]) == 0
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.laz"]
     (tmp_path / "a.laz").write_bytes(las(street(300), 7, True))
-    assert main([*words, str(tmp_path / "a.laz")]) == 1
+    assert main([*command, str(tmp_path / "a.laz")]) == 1
     assert "two of the files" in capsys.readouterr().err
 
 
@@ -174,10 +174,10 @@ def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
         )
     (tmp_path / "in" / "readme.txt").write_text("not a cloud")
     label_scene(tmp_path / "in", weights, tmp_path / "out.ply", size=9.0)
-    found = gl.read_cloud(tmp_path / "out.ply")
-    assert torch.equal(found.coords, torch.from_numpy(x))
-    assert torch.equal(found.rows["intensity"], torch.arange(300).float().repeat(3))
-    assert found.rows["label"].shape == (900,)
+    labelled = gl.read_cloud(tmp_path / "out.ply")
+    assert torch.equal(labelled.coords, torch.from_numpy(x))
+    assert torch.equal(labelled.rows["intensity"], torch.arange(300).float().repeat(3))
+    assert labelled.rows["label"].shape == (900,)
 
 
 @pytest.mark.slow
@@ -191,12 +191,12 @@ def test_files_with_different_rows_become_a_ply_of_what_all_have(weights, tmp_pa
     with pytest.warns(UserWarning, match=r"gps_time, .*rgb"):
         label_scene(tmp_path / "in", weights, tmp_path / "out.ply")
     label_scene(tmp_path / "in", weights, tmp_path / "out.npy")
-    found = gl.read_cloud(tmp_path / "out.ply")
+    labelled = gl.read_cloud(tmp_path / "out.ply")
     x[:200, 0] += 4_500_000
-    np.testing.assert_allclose(found.coords.numpy(), x, rtol=0, atol=1e-3)
-    assert set(found.rows) == {"user_data", "label"}
-    assert np.array_equal(found.rows["user_data"][200:].numpy(), wide.astype(np.float64))
-    assert np.array_equal(found.rows["label"].numpy(), np.load(tmp_path / "out.npy"))
+    np.testing.assert_allclose(labelled.coords.numpy(), x, rtol=0, atol=1e-3)
+    assert set(labelled.rows) == {"user_data", "label"}
+    assert np.array_equal(labelled.rows["user_data"][200:].numpy(), wide.astype(np.float64))
+    assert np.array_equal(labelled.rows["label"].numpy(), np.load(tmp_path / "out.npy"))
 
 
 @pytest.mark.slow
@@ -207,14 +207,14 @@ def test_rows_of_any_name_are_written_to_a_ply(weights, tmp_path):
     rgb = np.arange(150, dtype=np.uint16).reshape(50, 3) * 300
     np.savez(tmp_path / "a.npz", xyz=x, **rows, rgb=rgb, wide=np.full(50, 2**40), label=np.full(50, 99))
     label_scene(tmp_path / "a.npz", weights, tmp_path / "a.ply")
-    found = gl.read_cloud(tmp_path / "a.ply").rows
+    labelled = gl.read_cloud(tmp_path / "a.ply").rows
     expected = ["echo_width", "gr_e", "x__", "red_", "directions", "x_", "red_1", "rgb", "wide", "label"]
-    assert set(found) == set(expected)
-    assert sorted(int(found[name][0]) for name in expected[:7]) == list(range(10, 17))
+    assert set(labelled) == set(expected)
+    assert sorted(int(labelled[name][0]) for name in expected[:7]) == list(range(10, 17))
     # As wide as they were.
-    assert found["rgb"].dtype == gl.read_cloud(tmp_path / "a.npz").rows["rgb"].dtype == torch.int32
-    assert np.array_equal(found["rgb"].numpy(), rgb)
-    assert found["wide"][0] == 2**40
+    assert labelled["rgb"].dtype == gl.read_cloud(tmp_path / "a.npz").rows["rgb"].dtype == torch.int32
+    assert np.array_equal(labelled["rgb"].numpy(), rgb)
+    assert labelled["wide"][0] == 2**40
 
 
 @pytest.mark.slow
@@ -268,17 +268,17 @@ def test_a_scene_that_changes_while_it_is_labelled_is_refused(suffix, city, weig
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
     label_scene(city, weights, tmp_path / "whole.npy", size=6.0)
-    made, whole = [], Labeller.label
+    keys, whole = [], Labeller.label
 
     def counted(self, tile):
-        made.append(tile.key)
+        keys.append(tile.key)
         return whole(self, tile)
 
     monkeypatch.setattr(Labeller, "label", counted)
     out = tmp_path / "cut.npy"
 
     def dies(self, tile):
-        if len(made) == 3:
+        if len(keys) == 3:
             raise KeyboardInterrupt
         return counted(self, tile)
 
@@ -289,20 +289,20 @@ def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
     # Trace of a kill in the middle of a line.
     with (tmp_path / "cut.npy.unfinished" / "done").open("ab") as file:
         file.write(b"17")
-    first = list(made)
+    first = list(keys)
     monkeypatch.setattr(Labeller, "label", counted)
     label_scene(city, weights, out, size=6.0)
-    assert len(set(made)) == len(made) > len(first) == 3
+    assert len(set(keys)) == len(keys) > len(first) == 3
     assert np.array_equal(np.load(out), np.load(tmp_path / "whole.npy"))
     # Other settings begin anew.
-    made.clear()
+    keys.clear()
     monkeypatch.setattr(Labeller, "label", dies)
     with pytest.raises(KeyboardInterrupt):
         label_scene(city, weights, out, size=6.0)
     monkeypatch.setattr(Labeller, "label", counted)
-    made.clear()
+    keys.clear()
     label_scene(city, weights, out, size=9.0)
-    assert len(made) == len(set(made))
+    assert len(keys) == len(set(keys))
     assert np.array_equal(np.load(out), np.load(tmp_path / "whole.npy"))
 
 
@@ -310,16 +310,16 @@ def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_killed_with_no_warning_at_any_moment_the_command_goes_on(city, weights, tmp_path):
     out = tmp_path / "out.laz"
-    words = [sys.executable, "-m", "gridless", "predict", str(city), "--weights", str(weights), "--out", str(out)]
-    words += ["--tile", "2", "--device", "cpu"]
+    command = [sys.executable, "-m", "gridless", "predict", str(city), "--weights", str(weights), "--out", str(out)]
+    command += ["--tile", "2", "--device", "cpu"]
     folder = tmp_path / "out.laz.unfinished"
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         while process.poll() is None and not (folder / "done").exists():
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
     if not out.exists():
         assert folder.exists()
-    assert main(words[3:]) == 0
+    assert main(command[3:]) == 0
     label_scene(city, weights, tmp_path / "whole.laz")
     assert torch.equal(labels_of(out), labels_of(tmp_path / "whole.laz"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.laz", "whole.laz"]
@@ -336,25 +336,25 @@ def test_processes_give_the_same_labels(city, weights, tmp_path):
 def test_tiles_that_threads_cut_ahead_give_the_same_labels(city, weights):
     worker = Labeller(city, weights, size=6.0)
     keys = worker.tiles.keys
-    for (key, (index, labels)), (other, (rows, found)) in zip(worker.over(keys), worker.over(keys, 3), strict=True):
+    for (key, (index, labels)), (other, (rows, others)) in zip(worker.over(keys), worker.over(keys, 3), strict=True):
         assert key == other
         assert np.array_equal(index, rows)
-        assert np.array_equal(labels, found)
+        assert np.array_equal(labels, others)
 
 
 @pytest.mark.slow
 def test_keys_in_columns_give_the_rows_and_labels_of_their_tiles(city, weights):
     worker = Labeller(city, weights, size=11.0)
     keys = worker.tiles.keys[:3]
-    found = worker({"i": np.array([i for i, _ in keys]), "j": np.array([j for _, j in keys])})
+    results = worker({"i": np.array([i for i, _ in keys]), "j": np.array([j for _, j in keys])})
     expected = [worker(key) for key in keys]
     for name, part in zip(("index", "label"), zip(*expected, strict=True), strict=True):
-        assert np.array_equal(found[name], np.concatenate(part))
+        assert np.array_equal(results[name], np.concatenate(part))
 
 
 @pytest.mark.slow
 def test_the_command_prints_how_many_points_have_each_label(city, weights, tmp_path, capsys):
-    words = [
+    command = [
         "predict",
         str(city),
         "--weights",
@@ -366,12 +366,12 @@ def test_the_command_prints_how_many_points_have_each_label(city, weights, tmp_p
         "--grid",
         "0.3",
     ]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["written"] == str(tmp_path / "city.laz")
-    assert list(found["labels"]) == ["a", "b", "c", "d", "e"]
-    assert sum(found["labels"].values()) == 4000
-    assert main([*words[:-1], "0"]) != 0
+    assert main([*command, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["written"] == str(tmp_path / "city.laz")
+    assert list(summary["labels"]) == ["a", "b", "c", "d", "e"]
+    assert sum(summary["labels"].values()) == 4000
+    assert main([*command[:-1], "0"]) != 0
     assert "grid must be positive, not 0" in capsys.readouterr().err
 
 
@@ -397,8 +397,8 @@ def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix,
     gaps = np.r_[3, 100:200, 450]
     mixed = np.random.default_rng(0).permutation(500)
     scan = np.full((602, 3), np.nan, np.float32)
-    kept = np.setdiff1d(np.arange(602), gaps)
-    scan[kept] = x[mixed]
+    present = np.setdiff1d(np.arange(602), gaps)
+    scan[present] = x[mixed]
     scan[450, 1:] = 0, np.inf
     np.save(tmp_path / "scan.npy", scan)
     with pytest.warns(UserWarning, match=r"scan\.npy: 102 of 602 points .*finite"):
@@ -406,7 +406,7 @@ def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix,
     assert counts == whole
     out = tmp_path / f"out{suffix}"
     labels = np.load(out) if suffix == ".npy" else gl.read_cloud(out).rows["label"].numpy()
-    assert np.array_equal(labels[kept], np.load(tmp_path / "whole_labels.npy")[mixed])
+    assert np.array_equal(labels[present], np.load(tmp_path / "whole_labels.npy")[mixed])
     assert not labels[gaps].any()
     np.save(tmp_path / "none.npy", scan[100:200])
     with pytest.raises(ValueError, match=r"none\.npy.*finite"):
@@ -443,9 +443,9 @@ def test_labels_are_those_of_the_files_that_were_learned_from_whatever_their_siz
     label_scene(city, model, tmp_path / "numbers.npy")
     model.about["values"] = values.tolist()
     label_scene(city, model, tmp_path / "out.npy")
-    found = np.load(tmp_path / "out.npy")
-    assert found.dtype == dtype
-    assert np.array_equal(found, values[np.load(tmp_path / "numbers.npy")])
+    labels = np.load(tmp_path / "out.npy")
+    assert labels.dtype == dtype
+    assert np.array_equal(labels, values[np.load(tmp_path / "numbers.npy")])
 
 
 @pytest.mark.slow

@@ -28,12 +28,12 @@ PARTS = [2, 3, 1]
 
 def by_hand(predicted: list[int], part: list[int], first: int, count: int) -> float:
     """The mean over a category's parts of |both| / |either|, 1 where neither is there, by sets of points."""
-    found = []
+    ious = []
     for k in range(first, first + count):
         a = {i for i, p in enumerate(predicted) if p == k}
         b = {i for i, p in enumerate(part) if p == k}
-        found.append(1.0 if not a | b else len(a & b) / len(a | b))
-    return sum(found) / count
+        ious.append(1.0 if not a | b else len(a & b) / len(a | b))
+    return sum(ious) / count
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -79,9 +79,9 @@ def test_points_without_a_part_are_not_judged():
     part[:, 5:] = -1
     points = torch.rand(2, 20, 3, generator=torch.Generator().manual_seed(0))
     geometry = model.plan(gl.Cloud.of(points, part=part.flatten()))
-    found = LabelParts().score(model, Group(model.plan, geometry, category)[0])
+    scores = LabelParts().score(model, Group(model.plan, geometry, category)[0])
     right = model(geometry, category).argmax(1).view(2, 20)[:, :5] == part[:, :5]
-    assert found[:, :2].tolist() == [[int(right[0].sum()), 5], [int(right[1].sum()), 5]]
+    assert scores[:, :2].tolist() == [[int(right[0].sum()), 5], [int(right[1].sum()), 5]]
 
 
 def test_accuracy_is_the_share_of_points_whatever_the_sizes_of_blocks():
@@ -125,10 +125,10 @@ def blocks_of_scans() -> TrainingSet:
 def test_blocks_are_judged_by_their_points_and_counted_by_their_scans():
     data = blocks_of_scans()
     model = Guess()
-    found = judged(model, data, recipe(), batch_size=2)
+    scores = judged(model, data, recipe(), batch_size=2)
     assert model.training, "as it was"
-    assert found["accuracy"] == pytest.approx(119 / 125)
-    assert (found["scans"], found["examples"]) == (2, 3)
+    assert scores["accuracy"] == pytest.approx(119 / 125)
+    assert (scores["scans"], scores["examples"]) == (2, 3)
     assert judged(Guess(), data.take(torch.tensor([0, 1])), recipe())["scans"] == 1
 
 
@@ -136,8 +136,8 @@ def test_blocks_are_judged_by_their_points_and_counted_by_their_scans():
 def test_blocks_without_any_label_are_not_judged(batch_size):
     data = blocks_of_scans()
     data.rows["part"][120:] = -1
-    found = judged(Guess(), data, recipe(), batch_size=batch_size)
-    assert (found["accuracy"], found["mean_iou"], found["examples"]) == (1, 1, 3)
+    scores = judged(Guess(), data, recipe(), batch_size=batch_size)
+    assert (scores["accuracy"], scores["mean_iou"], scores["examples"]) == (1, 1, 3)
 
 
 def test_a_set_without_any_label_is_known():
@@ -157,9 +157,9 @@ def test_the_iou_of_a_class_is_over_the_points_of_all_blocks():
     real = data.rows["part"] >= 0
     guess, part = (data.examples.coords[real][:, 0] > 0).long(), data.rows["part"][real]
     each = [((guess == k) & (part == k)).sum().item() / ((guess == k) | (part == k)).sum().item() for k in (0, 1)]
-    found = judged(Guess(), data, recipe(), batch_size=2)
-    assert found["by_class"] == pytest.approx({"a": each[0], "b": each[1]})
-    assert found["mean_iou"] == pytest.approx(sum(each) / 2)
+    scores = judged(Guess(), data, recipe(), batch_size=2)
+    assert scores["by_class"] == pytest.approx({"a": each[0], "b": each[1]})
+    assert scores["mean_iou"] == pytest.approx(sum(each) / 2)
     # A class that is nowhere does not count.
     scans = torch.tensor([[3.0, 4, 3, 0, 4, 0]], dtype=torch.float64)
     assert LabelScenes().figures(scans, data)["mean_iou"] == pytest.approx(3 / 4)
@@ -229,9 +229,9 @@ def test_a_cut_and_padded_batch_has_the_loss_of_its_clouds():
     cut: Batch = group[1]
     slot = Slot(cut, capacity(cut.sizes))
     for batch in (cut, slot.batch):
-        found = model.loss(batch.geometry, batch.labels, 0.1)
-        torch.testing.assert_close(found[0], wanted[0])
-        assert found[1].item() == pytest.approx(wanted[1].item())
+        losses = model.loss(batch.geometry, batch.labels, 0.1)
+        torch.testing.assert_close(losses[0], wanted[0])
+        assert losses[1].item() == pytest.approx(wanted[1].item())
 
 
 def test_a_network_learns_parts_and_is_judged_by_mean_iou(tmp_path):
@@ -266,9 +266,9 @@ def release(root: Path) -> None:
 def test_the_recipe_trains_evaluates_and_writes_parts_as_ply(tmp_path, capsys):
     root, out = tmp_path / "set", tmp_path / "run"
     release(root)
-    words = [word for name, value in SMALL.items() for word in ("--set", f"model.{name}={value}")]
-    words += ["--set", "points=64", "--set", "batch_size=2", "--epochs", "1", "--device", "cpu"]
-    assert main(["train", "shapenetpart", "--data", str(root), "--out", str(out), *words]) == 0
+    options = [word for name, value in SMALL.items() for word in ("--set", f"model.{name}={value}")]
+    options += ["--set", "points=64", "--set", "batch_size=2", "--epochs", "1", "--device", "cpu"]
+    assert main(["train", "shapenetpart", "--data", str(root), "--out", str(out), *options]) == 0
     assert 0 <= json.loads(capsys.readouterr().out)["valid_instance_iou"] <= 1
     weights = str(out / "weights.safetensors")
     assert main(["evaluate", weights, "--data", str(root), "--split", "test", "--device", "cpu"]) == 0

@@ -26,8 +26,8 @@ SMALL = [
 ]  # fmt: skip
 
 
-def train(out, *words: str) -> dict:
-    assert main(["train", "shapes", "--out", str(out), "--epochs", "3", *SMALL, *words]) == 0
+def train(out, *arguments: str) -> dict:
+    assert main(["train", "shapes", "--out", str(out), "--epochs", "3", *SMALL, *arguments]) == 0
     return json.loads((out / "results.json").read_text())
 
 
@@ -38,7 +38,7 @@ def test_a_run_ends_the_same_wherever_its_geometry_is_made(tmp_path, capsys):
         "workers": ["--geometry", "workers", "--workers", "2"],
         "offline": ["--geometry", "offline", "--repeats", "3", "--cache", str(tmp_path / "cache"), "--workers", "1"],
     }
-    results = {way: train(tmp_path / way, *words) for way, words in ways.items()}
+    results = {way: train(tmp_path / way, *arguments) for way, arguments in ways.items()}
     for way in ("workers", "offline"):
         assert results[way]["history"] == results["online"]["history"], way
         for name, tensor in load_file(tmp_path / "online" / "weights.safetensors").items():
@@ -106,13 +106,13 @@ def test_recordings_may_be_made_ahead_too(tmp_path):
 
 @pytest.mark.slow
 def test_precompute_makes_what_train_then_reads(tmp_path, capsys):
-    words = [w for w in SMALL if w not in ("--device", "cpu")]
+    settings = [w for w in SMALL if w not in ("--device", "cpu")]
     where = ["--cache", str(tmp_path / "cache"), "--repeats", "2", "--workers", "0"]
-    assert main(["precompute", "shapes", *words, *where, "--json"]) == 0
+    assert main(["precompute", "shapes", *settings, *where, "--json"]) == 0
     captured = capsys.readouterr()
-    made = json.loads(captured.out)
+    result = json.loads(captured.out)
     assert captured.err == ""
-    assert (made["examples"], made["repeats"]) == (28, 2)
+    assert (result["examples"], result["repeats"]) == (28, 2)
     files = sorted((tmp_path / "cache").rglob("*.safetensors"))
     stamps = [path.stat().st_mtime_ns for path in files]
     assert len(files) == 2

@@ -74,12 +74,12 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-8} if DEVICE == "cpu" else {"rtol": 1e-4, "ato
 @pytest.fixture(scope="module")
 def batches() -> list:
     """Batches of different sizes: clouds of 30 to 64 points, batches of six, and two of four."""
-    data, found = shapes(48), []
+    data, groups = shapes(48), []
     for k in range(11):
         some = [(5 * k + i) % 48 for i in range(4 if k > 8 else 6)]
         clouds = [data.points[i, : 30 + (7 * i + 11 * k) % 35].double() for i in some]
-        found.append((gl.Cloud.of(clouds).to(DEVICE), data.labels[some].to(DEVICE)))
-    return found
+        groups.append((gl.Cloud.of(clouds).to(DEVICE), data.labels[some].to(DEVICE)))
+    return groups
 
 
 def a_step(model, optimiser):
@@ -105,18 +105,18 @@ def trained(batches, optimise, wrap, between=lambda k, optimiser: None):
     """Losses and logits of each batch, and the weights at the end."""
     model = network()
     optimiser = optimise(model.parameters())
-    step, found = wrap(a_step(model, optimiser), model.plan), []
+    step, results = wrap(a_step(model, optimiser), model.plan), []
     for k, (clouds, labels) in enumerate(batches):
         between(k, optimiser)
         result = step(model.plan(clouds), labels)
-        found += [result["loss"].detach(), result["logits"][0].detach()]
-    return [*found, *(p.detach() for p in model.parameters())], step
+        results += [result["loss"].detach(), result["logits"][0].detach()]
+    return [*results, *(p.detach() for p in model.parameters())], step
 
 
 def assert_same(batches, optimise, make_between=lambda: lambda k, optimiser: None):
     plain, _ = trained(batches, optimise, lambda step, plan: step, make_between())
-    found, step = trained(batches, optimise, gl.capture, make_between())
-    for one, other in zip(found, plain, strict=True):
+    values, step = trained(batches, optimise, gl.capture, make_between())
+    for one, other in zip(values, plain, strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
     return step
 
@@ -166,7 +166,7 @@ def test_a_network_of_events_is_captured_for_recordings_of_any_size(graphs, unwr
     sizes += [(85, 93, 20), (400, 90, 80), (50, 70, 60)]
     recordings = [stream(n, (16, 16), 2000, seed=k).to(DEVICE) for k, n in enumerate(sizes)]
     labels = torch.tensor([2, 0, 1], device=DEVICE)
-    found = []
+    runs = []
     for wrap in (lambda step, plan: step, gl.capture):
         torch.manual_seed(0)
         options = {"width": 4, "levels": 2, "pooled": 0, "decay_time": 800.0, "threshold": 0.9, "dropout": 0.0}
@@ -191,9 +191,9 @@ def test_a_network_of_events_is_captured_for_recordings_of_any_size(graphs, unwr
         results = [step(model.plan(events), labels) for events in recordings]
         last = model.plan(recordings[9])[list(model.plan.steps)[-1]]
         assert len(last) > 5
-        found.append([t.detach() for pair in results for t in pair] + [p.detach() for p in model.parameters()])
+        runs.append([t.detach() for pair in results for t in pair] + [p.detach() for p in model.parameters()])
     assert step.graphs == 1
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*runs, strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
@@ -222,7 +222,7 @@ def test_a_network_over_points_is_captured_for_scans_of_any_size(graphs, planned
         features = torch.randn(n, 2, generator=generator, dtype=torch.float64)
         points = torch.rand(n, 3, generator=generator, dtype=torch.float64)
         scans.append(gl.Cloud.of(points, features=features, part=torch.arange(n) % 4))
-    found = []
+    runs = []
     for wrap in (lambda step, plan: step, gl.capture):
         torch.manual_seed(0)
         model = models.point_unet(4, width=8, levels=2, radius=0.3, dropout=0.0, in_channels=2).double().to(DEVICE)
@@ -247,9 +247,9 @@ def test_a_network_over_points_is_captured_for_scans_of_any_size(graphs, planned
             geometries = gl.training.ahead(model.plan, scans, DEVICE)
         losses = [step(geometry).detach() for geometry in geometries]
         assert len(losses) == len(scans)
-        found.append([*losses, *(p.detach() for p in model.parameters())])
+        runs.append([*losses, *(p.detach() for p in model.parameters())])
     assert step.graphs == 1
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*runs, strict=True):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
@@ -266,10 +266,10 @@ def test_several_inputs_are_planned_ahead():
 def test_a_mistake_in_what_is_planned_ahead_is_raised_where_it_is_used():
     plan = network().plan
     given = iter([gl.Cloud.of(torch.rand(30, 3)), "not a cloud"])
-    found = gl.training.ahead(plan, given, DEVICE)
-    assert len(next(found)["X0"]) == 30
+    ahead = gl.training.ahead(plan, given, DEVICE)
+    assert len(next(ahead)["X0"]) == 30
     with pytest.raises(AttributeError, match="'str'"):
-        next(found)
+        next(ahead)
 
 
 def test_rates_follow_their_schedule_and_what_is_written_by_hand(graphs, batches):
@@ -300,13 +300,13 @@ def test_other_settings_of_an_optimiser_must_stay(graphs, batches):
 
 def test_a_state_that_is_loaded_is_the_one_that_is_used(graphs, batches):
     def between():
-        kept = {}
+        saved = {}
 
         def change(k, optimiser):
             if k == 2:
-                kept["state"] = copy.deepcopy(optimiser.state_dict())
+                saved["state"] = copy.deepcopy(optimiser.state_dict())
             if k == 8:
-                optimiser.load_state_dict(kept["state"])
+                optimiser.load_state_dict(saved["state"])
 
         return change
 
@@ -445,15 +445,15 @@ def test_a_captured_step_over_voxels_does_what_the_step_does(graphs):
     def run(wrap):
         torch.manual_seed(0)
         model = VoxelNet().double().to(DEVICE)
-        step, found = wrap(a_step(model, torch.optim.SGD(model.parameters(), 1 / 16)), model.plan), []
+        step, results = wrap(a_step(model, torch.optim.SGD(model.parameters(), 1 / 16)), model.plan), []
         for k in range(10):
             clouds = [torch.rand(30 + (7 * i + 11 * k) % 35, 3, dtype=torch.float64) for i in range(3)]
             result = step(model.plan(gl.Cloud.of(clouds).to(DEVICE)), torch.arange(3, device=DEVICE) % 2)
-            found += [result["loss"].detach().clone(), result["logits"][0].detach().clone()]
-        return [*found, *(p.detach() for p in model.parameters())], step
+            results += [result["loss"].detach().clone(), result["logits"][0].detach().clone()]
+        return [*results, *(p.detach() for p in model.parameters())], step
 
     plain, _ = run(lambda step, plan: step)
-    found, step = run(gl.capture)
+    values, step = run(gl.capture)
     assert step.graphs >= 1
-    for one, other in zip(found, plain, strict=True):
+    for one, other in zip(values, plain, strict=True):
         torch.testing.assert_close(one, other, **CLOSE)

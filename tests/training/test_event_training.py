@@ -78,10 +78,10 @@ def test_a_loader_without_augmentation_leaves_recordings_as_they_are(glyphs):
     plan = gl.Plan()
     stream = plan.events((16, 16))
     loader = gl.training.Loader(glyphs, plan, 16, shuffle=False)
-    found = gl.collate([batch.geometry[stream] for batch in loader])
-    assert torch.equal(found.pixel, glyphs.events.pixel)
-    assert torch.equal(found.time, glyphs.events.time)
-    assert torch.equal(found.splits, glyphs.events.splits)
+    joined = gl.collate([batch.geometry[stream] for batch in loader])
+    assert torch.equal(joined.pixel, glyphs.events.pixel)
+    assert torch.equal(joined.time, glyphs.events.time)
+    assert torch.equal(joined.splits, glyphs.events.splits)
 
 
 def test_faulty_recordings_and_labels_are_refused(glyphs):
@@ -162,7 +162,7 @@ def test_what_a_recipe_prepares_is_done_in_training_and_afterwards():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"transforms": ["Tilt"]}, "transforms.*'Tilt'.*Crop, Erase, FirstEvents, "),
         ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
@@ -170,8 +170,8 @@ def test_what_a_recipe_prepares_is_done_in_training_and_afterwards():
         ({"data": "mnist"}, "data.*modelnet40, .*'mnist'"),
     ],
 )
-def test_what_a_recipe_cannot_mean_is_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
+def test_what_a_recipe_cannot_mean_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
         recipe(**changes)
 
 
@@ -268,10 +268,10 @@ def trained(tmp_path_factory):
 
 def test_evaluate_reports_the_accuracy_that_training_ended_with(trained, capsys):
     assert main(["evaluate", str(trained), "--split", "validation", "--json", "--device", "cpu"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    scores = json.loads(capsys.readouterr().out)
     results = json.loads((trained.parent / "results.json").read_text())
-    assert found["examples"] == 10
-    assert found["accuracy"] == pytest.approx(results["valid_accuracy"])
+    assert scores["examples"] == 10
+    assert scores["accuracy"] == pytest.approx(results["valid_accuracy"])
     assert main(["evaluate", str(trained), "--split", "fit", "--votes", "3", "--device", "cpu"]) == 0
     assert "of 40 recordings" in capsys.readouterr().out
     assert main(["evaluate", str(trained), "--points", "10", "--device", "cpu"]) != 0
@@ -320,21 +320,21 @@ def test_training_on_a_real_data_set_needs_its_folder(capsys, tmp_path):
     ],
 )
 def test_recipes_are_whole_and_build_their_networks(name, data, parameters):
-    made = load_recipe(name)
-    assert made.data == data
-    assert Recipe.from_dict(json.loads(json.dumps(made.to_dict()))) == made
-    model = made.make_model()
+    recipe = load_recipe(name)
+    assert recipe.data == data
+    assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    model = recipe.make_model()
     if parameters is not None:
         assert sum(p.numel() for p in model.parameters()) == parameters
-        assert (made.optimiser, made.l2, made.learning_rate) == ("adam", 4e-5, 1e-3)
+        assert (recipe.optimiser, recipe.l2, recipe.learning_rate) == ("adam", 4e-5, 1e-3)
 
 
 def test_the_paper_s_batch_sizes_epochs_and_rules():
     rows = {"n-mnist": (32, 500), "mnist-dvs": (32, 200), "cifar10-dvs": (16, 100), "n-caltech101": (8, 100)}
     for name, row in rows.items():
-        made = load_recipe(name)
-        assert (made.batch_size, made.epochs) == row
-        assert (made.schedule, made.factor, made.patience) == ("plateau", 0.2, 10)
+        recipe = load_recipe(name)
+        assert (recipe.batch_size, recipe.epochs) == row
+        assert (recipe.schedule, recipe.factor, recipe.patience) == ("plateau", 0.2, 10)
     schedule = load_recipe("asl-dvs").make_schedule()
     for _ in range(100):
         schedule.epoch_ended(0.5)

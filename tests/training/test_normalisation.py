@@ -105,10 +105,10 @@ def test_a_network_of_a_few_steps_is_as_good_in_use_as_in_training(tmp_path, ave
 
 def test_validation_does_not_change_the_training(tmp_path):
     """The network in training keeps its own statistics."""
-    kept = []
+    checkpoints = []
     for every in (1, 3):
         folder = tmp_path / str(every)
         run(small().changed(validate_every=every), shapes(20), shapes(6), folder, progress=False, checkpoint_steps=6)
-        kept.append(torch.load(folder / "checkpoints/last.ckpt", weights_only=True))
-    for name, tensor in kept[0]["model"].items():
-        assert torch.equal(tensor, kept[1]["model"][name]), name
+        checkpoints.append(torch.load(folder / "checkpoints/last.ckpt", weights_only=True))
+    for name, tensor in checkpoints[0]["model"].items():
+        assert torch.equal(tensor, checkpoints[1]["model"][name]), name

@@ -53,8 +53,8 @@ def scans(tmp_path):
     return tmp_path / "scans"
 
 
-def run(out, *words):
-    return main(["train", *words, "--out", str(out), *SMALL])
+def run(out, *arguments):
+    return main(["train", *arguments, "--out", str(out), *SMALL])
 
 
 @pytest.mark.slow
@@ -66,8 +66,8 @@ def test_a_short_training_is_of_use(tmp_path, capsys):
         coords, label = drawn[number]
         write_cloud(tmp_path / "files" / names[label] / f"{number // 8}_{number}.ply", coords)
     small = ["--set", "model.width=16", "--set", "model.lift=64", "--set", "model.levels=2", "--set", "points=256"]
-    words = ["own-clouds", "--data", str(tmp_path / "files"), "--out", str(tmp_path / "run"), "--device", "cpu"]
-    assert main(["train", *words, "--epochs", "6", *small]) == 0
+    arguments = ["own-clouds", "--data", str(tmp_path / "files"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(["train", *arguments, "--epochs", "6", *small]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["valid_accuracy"] > 0.6
     assert "done to each training example: points in random order, points moved by about 0.01, turned " in said.err
@@ -104,8 +104,8 @@ def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
     # Files that are added later are never taken for held-out ones.
     write_cloud(scans / "rod" / "thu_000.ply", torch.randn(50, 3), rgb=torch.zeros(50, 3, dtype=torch.uint8))
     for split, count in (("validation", 4), ("fit", 9)):
-        words = ["evaluate", weights, "--data", str(scans), "--split", split, "--json", "--device", "cpu"]
-        assert main(words) == 0
+        command = ["evaluate", weights, "--data", str(scans), "--split", split, "--json", "--device", "cpu"]
+        assert main(command) == 0
         assert json.loads(capsys.readouterr().out)["examples"] == count
     assert main(["evaluate", weights, "--data", str(scans), "--device", "cpu"]) == 1
     assert "no test files" in capsys.readouterr().err
@@ -136,8 +136,8 @@ def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_p
     assert re.search(r"1\.0 neighbours.*0\.001.*12.* 0\.", warning)
     advice = [word for word in warning.split() if word.startswith("model.")]
     assert [word.split("=")[0] for word in advice] == ["model.spacing", "model.stem_radius"]
-    words = [part for word in advice if "stem" in word for part in ("--set", word)]
-    assert run(tmp_path / "again", "own-clouds", "--data", str(scans), *TINY, *words) == 0
+    options = [part for word in advice if "stem" in word for part in ("--set", word)]
+    assert run(tmp_path / "again", "own-clouds", "--data", str(scans), *TINY, *options) == 0
     assert "warning: " not in capsys.readouterr().err
 
 
@@ -153,9 +153,9 @@ def advised(sizes, spread=1.0, radius=0.001):
 
 
 def test_the_radius_that_is_advised_is_that_of_a_typical_example():
-    words = advised([1, 300, 300, 300])
-    assert words == advised([300, 300, 300, 300])
-    assert "are few: about 12 are within 0." in words
+    advice = advised([1, 300, 300, 300])
+    assert advice == advised([300, 300, 300, 300])
+    assert "are few: about 12 are within 0." in advice
     few = advised([1, 5, 5, 5])
     assert "are few: about 5 are within " in few
     assert "model.radius=0 " not in f"{few} "
@@ -195,10 +195,10 @@ def test_folders_of_splits_are_honoured(scans, tmp_path, capsys):
             place = base / part / file.parent.name / file.name
             place.parent.mkdir(parents=True, exist_ok=True)
             file.rename(place)
-    found = listing(base, [".ply"])
+    files_listed = listing(base, [".ply"])
     for split, part in (("fit", "train"), ("validation", "val"), ("test", "test")):
-        assert {found.files[i].split("/")[0] for i in found.rows(split)} == {part}
-    assert found.class_names == ("disc", "rod")
+        assert {files_listed.files[i].split("/")[0] for i in files_listed.rows(split)} == {part}
+    assert files_listed.class_names == ("disc", "rod")
     write_cloud(base / "test" / "cone" / "1.ply", torch.randn(9, 3))
     with pytest.raises(ValueError, match="'cone'"):
         listing(base, [".ply"])
@@ -295,8 +295,8 @@ def test_an_option_that_the_recipe_says_otherwise_is_refused_by_name(scans, tmp_
 def test_the_order_of_classes_and_what_is_held_out_may_be_given(scans, tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("rod/mon_000.ply\ndisc/wed_001.ply\n")
     options = ["data_options.class_names=[rod, disc]", f"data_options.held_out_list={tmp_path / 'mine.txt'}"]
-    words = [word for option in options for word in ("--set", option)]
-    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY, *words) == 0
+    changes = [word for option in options for word in ("--set", option)]
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY, *changes) == 0
     assert "  rod: 5 fit, 1 validation" in capsys.readouterr().err
     assert gl.load(tmp_path / "run" / "weights").about["class_names"] == ["rod", "disc"]
     assert (tmp_path / "run" / "split.txt").read_text().split() == ["disc/wed_001.ply", "rod/mon_000.ply"]
@@ -312,9 +312,9 @@ def test_held_out_files_that_are_gone_are_missed_by_evaluate(scans, tmp_path, ca
 
 
 def test_a_run_inside_the_folder_is_no_data(scans, capsys):
-    words = ["own-clouds", "--data", str(scans), *TINY]
-    assert run(scans / "runs" / "1", *words) == 0
-    assert run(scans / "runs" / "2", *words) == 0
+    arguments = ["own-clouds", "--data", str(scans), *TINY]
+    assert run(scans / "runs" / "1", *arguments) == 0
+    assert run(scans / "runs" / "2", *arguments) == 0
     assert gl.load(scans / "runs" / "2" / "weights").about["class_names"] == ["disc", "rod"]
 
 
@@ -348,33 +348,31 @@ WHOLE = "{model: point_unet_plus, width: 8, levels: 2, hidden: 16, spacing: 0.8,
 
 
 @pytest.mark.parametrize(
-    ("model", "found", "rows"), [(LOCAL, "labels", "label"), (WHOLE, "parts", "part")], ids=["local", "whole"]
+    ("model", "key", "rows"), [(LOCAL, "labels", "label"), (WHOLE, "parts", "part")], ids=["local", "whole"]
 )
-def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
-    sites, tmp_path, capsys, model, found, rows
-):
+def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(sites, tmp_path, capsys, model, key, rows):
     options = ["model=" + model, "points=256", "data_options.grid=0.1", "data_options.names={2: ground, 5: pole}"]
     changes = [word for option in options for word in ("--set", option)]
     assert run(tmp_path / "run", "own-scans", "--data", str(sites), *changes) == 0
     out, err = capsys.readouterr()
-    assert ("valid_mean_iou" if found == "labels" else "valid_instance_iou") in json.loads(out)
+    assert ("valid_mean_iou" if key == "labels" else "valid_instance_iou") in json.loads(out)
     assert "3 files; held out: the last fifth" in err
     assert "points: ground " in err
     weights = str(tmp_path / "run" / "weights.safetensors")
-    words = ["--weights", weights, "--out", str(tmp_path / "found"), "--json", "--device", "cpu"]
-    assert main(["predict", str(sites / "site_2.ply"), *words]) == 0
+    asked = ["--weights", weights, "--out", str(tmp_path / "found"), "--json", "--device", "cpu"]
+    assert main(["predict", str(sites / "site_2.ply"), *asked]) == 0
     line = json.loads(capsys.readouterr().out)
-    assert set(line[found]) <= {"ground", "pole"}
-    assert sum(line[found].values()) == 600
+    assert set(line[key]) <= {"ground", "pole"}
+    assert sum(line[key].values()) == 600
     labelled = gl.read_cloud(line["written"])
     assert len(labelled) == 600
     assert {int(v) for v in labelled.rows[rows].unique()} <= {2, 5}, "the classes have the numbers that files gave them"
     judge = ["evaluate", weights, "--data", str(sites), "--split", "validation", "--device", "cpu"]
     assert main(judge) == 0
-    words = capsys.readouterr().out
-    assert " mIoU, " in words
-    if found == "labels":
-        assert words.rstrip().endswith("of the points of 1 scans")
+    printed = capsys.readouterr().out
+    assert " mIoU, " in printed
+    if key == "labels":
+        assert printed.rstrip().endswith("of the points of 1 scans")
         assert main([*judge, "--json"]) == 0
         assert set(json.loads(capsys.readouterr().out)["by_class"]) == {"ground", "pole"}
 
@@ -601,10 +599,10 @@ def write_recording(path, random, extent):
 
 
 def test_the_sensor_of_a_folder_is_that_of_all_its_splits(unstated):
-    found = {split: gl.data.EventFolder(unstated, split) for split in ("train", "fit", "validation")}
-    assert {data.sensor for data in found.values()} == {(21, 18)}
-    assert {example.sensor for data in found.values() for example, _ in data} == {(21, 18)}
-    assert [len(data) for data in found.values()] == [10, 8, 2]
+    folders = {split: gl.data.EventFolder(unstated, split) for split in ("train", "fit", "validation")}
+    assert {data.sensor for data in folders.values()} == {(21, 18)}
+    assert {example.sensor for data in folders.values() for example, _ in data} == {(21, 18)}
+    assert [len(data) for data in folders.values()] == [10, 8, 2]
 
 
 def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(unstated, tmp_path, capsys):
@@ -633,13 +631,13 @@ def test_the_threshold_fits_the_recordings_of_a_folder(unstated, tmp_path, capsy
     data = task.load(recipe, unstated, "fit")
     fitted = task.fit(recipe, data)
     assert fitted.model["threshold"] in (0.75, 0.375, 0.1875)
-    words = task.describe(fitted, data, fitted.make_model())
-    assert f"levels fire above {fitted.model['threshold']:g} (--set model.threshold=...)" in words
-    assert not any("warning" in line for line in words)
+    lines = task.describe(fitted, data, fitted.make_model())
+    assert f"levels fire above {fitted.model['threshold']:g} (--set model.threshold=...)" in lines
+    assert not any("warning" in line for line in lines)
     high = recipe.fitted(model={**recipe.model, "threshold": 1.5})
     assert task.fit(high, data).model["threshold"] == 1.5
-    words = task.describe(high, data, task.fit(high, data).make_model())
-    assert any("no event for the last level" in line for line in words)
+    lines = task.describe(high, data, task.fit(high, data).make_model())
+    assert any("no event for the last level" in line for line in lines)
 
 
 def test_all_recordings_of_a_folder_that_cannot_be_used_are_named(unstated):
@@ -762,10 +760,10 @@ def test_names_with_raised_digits_are_names():
 
 def test_a_test_folder_beside_the_classes_is_no_class(tmp_path):
     files = [f"{name}/{i}.ply" for name in ("a", "b") for i in range(4)]
-    found = listing(touched(tmp_path, *files, "test/a/0.ply", "test/b/0.ply"), [".ply"])
-    assert found.class_names == ("a", "b")
-    assert [found.files[i] for i in found.rows("test")] == ["test/a/0.ply", "test/b/0.ply"]
-    assert len(found.rows("train")) == 8
+    listed = listing(touched(tmp_path, *files, "test/a/0.ply", "test/b/0.ply"), [".ply"])
+    assert listed.class_names == ("a", "b")
+    assert [listed.files[i] for i in listed.rows("test")] == ["test/a/0.ply", "test/b/0.ply"]
+    assert len(listed.rows("train")) == 8
     # Its own files, or folders of no class: it is one.
     assert listing(touched(tmp_path / "c", "valid/0.ply", "valid/1.ply", "other/0.ply"), [".ply"]).class_names == (
         "other",
@@ -778,9 +776,9 @@ def test_a_test_folder_beside_the_classes_is_no_class(tmp_path):
 def test_folders_without_a_file_that_can_be_read_are_said_to_be_no_classes(tmp_path):
     root = touched(tmp_path, "a/0.ply", "b/0.ply", "c/0.glb", ".git/x", "runs/1/recipe.yaml", "runs/1/split.txt")
     (root / "d" / "mon").mkdir(parents=True)
-    with pytest.warns(UserWarning, match="holds no ") as found:
+    with pytest.warns(UserWarning, match="holds no ") as warned:
         assert listing(root, [".ply"]).class_names == ("a", "b")
-    assert [str(warning.message).split()[0] for warning in found] == [str(root / "c"), str(root / "d")]
+    assert [str(warning.message).split()[0] for warning in warned] == [str(root / "c"), str(root / "d")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         listing(root, [".ply"], by_class=False)
@@ -801,9 +799,9 @@ def test_a_link_to_another_class_takes_nothing_from_it(tmp_path, linked):
     (root / "a" / "link.ply").symlink_to((root / linked).resolve())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = listing(root, [".ply"])
-    assert found.files == ("a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
-    assert [found.class_names[k] for k in found.labels] == ["a", "a", "b", "b"]
+        listed = listing(root, [".ply"])
+    assert listed.files == ("a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
+    assert [listed.class_names[k] for k in listed.labels] == ["a", "a", "b", "b"]
     # A link to a folder above is a circle, and takes nothing from a class.
     assert [str(root / "a" / "link.ply") in str(w.message) for w in caught] == [True] * (linked != ".")
 
@@ -835,8 +833,8 @@ def test_a_link_to_a_test_file_is_not_learned_from(tmp_path):
     root = touched(tmp_path, *names, "test/a/9.ply", "test/b/9.ply")
     (root / "a" / "link").symlink_to(root / "test" / "a")
     with pytest.warns(UserWarning, match=r"a/link.*another split"):
-        found = listing(root, [".ply"])
-    assert [found.files[i] for i in found.rows("train")] == names
+        listed = listing(root, [".ply"])
+    assert [listed.files[i] for i in listed.rows("train")] == names
 
 
 def test_links_that_lead_round_in_a_circle_end(tmp_path):
@@ -934,10 +932,10 @@ def test_features_of_another_type_than_in_training_are_refused(tmp_path):
     columns = dict(zip("xyz", np.random.rand(3, 50).astype(np.float32)))
     for kind, by in ((np.int64, 1), (np.float32, 1), (np.uint16, 65535)):
         np.savez(tmp_path / "x.npz", **columns, **dict(zip("rgb", rgb.T.numpy().astype(kind))))
-        words = rf"'rgb' .* 255 in training .* {by} in .*x\.npz.* type"
-        with pytest.raises(ValueError, match=words):
+        message = rf"'rgb' .* 255 in training .* {by} in .*x\.npz.* type"
+        with pytest.raises(ValueError, match=message):
             gl.training.classify(model, tmp_path / "x.npz")
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match=message):
             turned(gl.read_cloud(tmp_path / "x.npz"), preparation(recipe.to_dict()), "x.npz")
 
 

@@ -133,7 +133,7 @@ def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, 
 
 def test_the_loss_and_accuracy_of_an_epoch_are_means_over_its_examples(recipe, clouds, tmp_path):
     """Weights that do not move, and batches of ten and one of two."""
-    found, network = [], {"model": {**recipe.model, "dropout": 0.0}, "smoothing": 0.0, "average": None}
+    scores, network = [], {"model": {**recipe.model, "dropout": 0.0}, "smoothing": 0.0, "average": None}
     recipe = Recipe.from_dict({**recipe.to_dict(), **network, "epochs": 1, "learning_rate": 1e-30, "l2": 0.0})
     model = recipe.make_model().train()
 
@@ -141,11 +141,11 @@ def test_the_loss_and_accuracy_of_an_epoch_are_means_over_its_examples(recipe, c
         def on_step_end(self, state, batch):
             logits = model(batch.geometry)
             loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="none")
-            found.extend(zip(loss.tolist(), (logits.argmax(1) == batch.labels).tolist()))
+            scores.extend(zip(loss.tolist(), (logits.argmax(1) == batch.labels).tolist()))
 
     results = run(recipe, clouds, None, tmp_path, progress=False, callbacks=[Look()])
-    assert len(found) == len(clouds) == 42
-    losses, right = zip(*found)
+    assert len(scores) == len(clouds) == 42
+    losses, right = zip(*scores)
     assert results["train_accuracy"] == sum(right) / 42
     assert results["train_loss"] == pytest.approx(sum(losses) / 42, rel=1e-5)
 
@@ -187,9 +187,9 @@ def test_a_run_that_diverges_ends_with_an_error_and_its_last_checkpoint(recipe, 
     last = tmp_path / "checkpoints/last.ckpt"
     assert last.exists() == (checkpoint_steps is not None)
     if checkpoint_steps:
-        kept = torch.load(last, weights_only=True)
-        assert kept["step"] == 7
-        assert all(bool(tensor.isfinite().all()) for tensor in kept["model"].values())
+        saved = torch.load(last, weights_only=True)
+        assert saved["step"] == 7
+        assert all(bool(tensor.isfinite().all()) for tensor in saved["model"].values())
 
 
 def test_results_are_json_whatever_the_figures(recipe, clouds, tmp_path, monkeypatch):
@@ -210,7 +210,7 @@ def begun(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "message"),
     [
         ({"seed": 1}, "seed.*1.*0"),
         ({"model__width": 16}, "model.width.*16.*8"),
@@ -218,10 +218,10 @@ def begun(tmp_path_factory):
         ({"model__order": 1}, "model.order.*1.*None"),
     ],
 )
-def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
+def test_resuming_with_another_recipe_names_what_differs(begun, changes, message):
     folder, recipe, clouds = begun
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=rf"last\.ckpt.*{words}"):
+    with pytest.raises(ValueError, match=rf"last\.ckpt.*{message}"):
         run(recipe.changed(**changes), clouds, None, folder, progress=False, resume=True)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -253,10 +253,10 @@ def test_labels_of_points_and_events_are_part_of_what_examples_are(clouds):
 
     labelled, other = of(part), part.clone()
     other[7, 3] = 1
-    made = gl.data.MovingGlyphs(6, seed=0)
-    events = gl.Events(made.pixel, made.time, made.polarity, made.splits, made.sensor)
-    later = gl.Events(made.pixel, made.time + 1, made.polarity, made.splits, made.sensor)
-    recordings = [Recordings.of(e, made.labels, made.class_names) for e in (events, later)]
+    glyphs = gl.data.MovingGlyphs(6, seed=0)
+    events = gl.Events(glyphs.pixel, glyphs.time, glyphs.polarity, glyphs.splits, glyphs.sensor)
+    later = gl.Events(glyphs.pixel, glyphs.time + 1, glyphs.polarity, glyphs.splits, glyphs.sensor)
+    recordings = [Recordings.of(e, glyphs.labels, glyphs.class_names) for e in (events, later)]
     sets = [labelled, of(other), replace(labelled, values=[2, 6]), *recordings]
     assert len({digest_of(data) for data in sets}) == len(sets)
     assert digest_of(labelled) == digest_of(of(part.clone()))
@@ -375,8 +375,8 @@ def test_a_full_disk_is_named_with_the_folder_of_the_run(tmp_path, capsys):
     (tmp_path / "logs" / "metrics.csv").symlink_to("/dev/full")
     small = ["--set", "data_options.size=14", "--set", "data_options.held_out=7", "--set", "points=32"]
     small += ["--set", "model.width=8", "--set", "model.levels=1", "--set", "batch_size=7"]
-    words = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
-    assert main([*words, "--checkpoint-steps", "1"]) == 1
+    command = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*command, "--checkpoint-steps", "1"]) == 1
     assert re.search(f"space.*{tmp_path}.*--resume", capsys.readouterr().err)
 
 
@@ -404,10 +404,10 @@ def test_a_run_of_two_processes_goes_on_in_one(recipe, clouds, tmp_path):
     with pytest.raises(Killed):
         run(recipe, clouds, None, tmp_path / "cut", progress=False, checkpoint_steps=1, callbacks=[KillAfter(3)])
     last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
-    kept = torch.load(last, weights_only=True)
+    saved = torch.load(last, weights_only=True)
     # As two processes leave it.
-    kept["totals"] = kept["totals"].expand(2, 4) / 2
-    torch.save(kept, last)
+    saved["totals"] = saved["totals"].expand(2, 4) / 2
+    torch.save(saved, last)
     resumed = run(recipe, clouds, None, tmp_path / "cut", progress=False, resume=True)
     assert whole["history"] == resumed["history"]
 
@@ -425,13 +425,13 @@ class InterruptAfter:
 
 
 # Five steps are an epoch. In its middle; and in its last step, where the validation comes first.
-@pytest.mark.parametrize(("steps", "kept"), [(2, 3), (4, 5)])
-def test_a_run_interrupted_by_hand_and_resumed_ends_with_the_same_weights(recipe, clouds, tmp_path, steps, kept):
+@pytest.mark.parametrize(("steps", "step"), [(2, 3), (4, 5)])
+def test_a_run_interrupted_by_hand_and_resumed_ends_with_the_same_weights(recipe, clouds, tmp_path, steps, step):
     whole = run(recipe, clouds, clouds, tmp_path / "whole", progress=False)
     # No other checkpoint is due so early.
     with pytest.raises(KeyboardInterrupt, match=r"interrupted.*--resume"):
         run(recipe, clouds, clouds, tmp_path / "cut", progress=False, callbacks=[InterruptAfter(steps)])
-    assert torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)["step"] == kept
+    assert torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)["step"] == step
     resumed = run(recipe, clouds, clouds, tmp_path / "cut", progress=False, resume=True)
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
@@ -448,11 +448,11 @@ def test_a_second_interrupt_ends_a_run_at_once(recipe, clouds, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, one_thread):
     small = ["--set", "data_options.size=140", "--set", "data_options.held_out=28", "--set", "points=64"]
-    words = ["train", "shapes", *small, "--epochs", "8", "--geometry", "workers", "--workers", "1", "--device", "cpu"]
-    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    command = ["train", "shapes", *small, "--epochs", "8", "--geometry", "workers", "--workers", "1", "--device", "cpu"]
+    assert main([*command, "--out", str(tmp_path / "whole")]) == 0
     # As a terminal does it: the signal goes to the whole group, workers included.
     process = subprocess.Popen(
-        [sys.executable, "-m", "gridless", *words, "--out", str(tmp_path / "cut")],
+        [sys.executable, "-m", "gridless", *command, "--out", str(tmp_path / "cut")],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -467,7 +467,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path
     assert err.splitlines()[-1:] == ["gridless train: interrupted. Continue with --resume."]
     assert "Traceback" not in err
     assert not (tmp_path / "cut/weights.safetensors").exists()
-    assert main([*words, "--out", str(tmp_path / "cut"), "--resume"]) == 0
+    assert main([*command, "--out", str(tmp_path / "cut"), "--resume"]) == 0
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
 
@@ -479,6 +479,6 @@ def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
         for step in range(done + 1, end + 1):
             log.epoch([{"epoch": step, "loss": float(step)}], step)
         log.close()
-    found = events.EventAccumulator(str(tmp_path / "tensorboard"))
-    found.Reload()
-    assert [point.step for point in found.Scalars("loss")] == list(range(1, 11))
+    curves = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    curves.Reload()
+    assert [point.step for point in curves.Scalars("loss")] == list(range(1, 11))

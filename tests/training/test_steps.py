@@ -199,14 +199,14 @@ def test_a_loader_goes_on_where_its_state_says(clouds):
 
 def tensors_of(batch) -> list[torch.Tensor]:
     """The labels, and every tensor of its structures, those of the transposed edges included."""
-    found = [batch.labels]
+    tensors = [batch.labels]
     for value in batch.geometry.values():
         if isinstance(value, gl.Cloud):
-            found += [t for t in (value.coords, value.splits, value.parent_index) if t is not None]
+            tensors += [t for t in (value.coords, value.splits, value.parent_index) if t is not None]
         else:
             ways = [value] if value.symmetric else [value, value.transpose()]
-            found += [tensor for edges in ways for tensor in (edges.splits, edges.source)]
-    return found
+            tensors += [tensor for edges in ways for tensor in (edges.splits, edges.source)]
+    return tensors
 
 
 def padded(plan, geometry, room) -> list[torch.Tensor]:
@@ -218,21 +218,21 @@ def padded(plan, geometry, room) -> list[torch.Tensor]:
     def spread(index: torch.Tensor, length: int, into: int) -> torch.Tensor:
         return torch.cat([index, torch.tensor([row % into for row in range(len(index), length)]).to(index)])
 
-    found = []
+    tensors = []
     for name, value in geometry.items():
         if isinstance(value, gl.Cloud):
-            found += [grown(value.coords, room[name]), value.splits]
+            tensors += [grown(value.coords, room[name]), value.splits]
             if value.parent_index is not None:
-                found.append(spread(value.parent_index, room[name], room[plan.steps[name].inputs[0]]))
+                tensors.append(spread(value.parent_index, room[name], room[plan.steps[name].inputs[0]]))
             continue
         source, target = ends_of(plan, name)
         ways = [(value, source, target)]
         if not value.symmetric:
             ways.append((value.transpose(), target, source))
         for edges, source, target in ways:
-            found.append(grown(edges.splits, room[target] + 1, len(edges)))
-            found.append(spread(edges.source, room[name], room[source]))
-    return found
+            tensors.append(grown(edges.splits, room[target] + 1, len(edges)))
+            tensors.append(spread(edges.source, room[name], room[source]))
+    return tensors
 
 
 @pytest.mark.parametrize("name", ["point_resnet_plus", "point_unet"])
@@ -289,8 +289,8 @@ def test_a_slot_is_padded_as_a_collated_batch_is(clouds, backend, device):
     for batch in group:
         slot.load(batch)
         for name, value in batch.geometry.items():
-            wanted, found = pad(value, [most]), slot.batch.geometry[name]
-            for (_, a), (_, b) in zip(wanted.parts(), found.parts(), strict=True):
+            wanted, slot_value = pad(value, [most]), slot.batch.geometry[name]
+            for (_, a), (_, b) in zip(wanted.parts(), slot_value.parts(), strict=True):
                 assert torch.equal(a, b)
 
 
@@ -310,17 +310,17 @@ def test_streams_are_cut_and_padded_as_clouds_are(backend, device, group):
     for batch, expected in reversed([*zip(whole, wanted, strict=True)]):
         slot.load(batch)
         assert len(expected["X1"]) > 3
-        for name, found in expected.items():
+        for name, value in expected.items():
             cut, held, most = batch.geometry[name], slot.batch.geometry[name], room[name]
             assert len(held) == most
             for parent in plan.steps[name].inputs:
                 assert held.num_parent == room[parent]
-            for (kind, one), (_, other), (_, third) in zip(found.parts(), cut.parts(), held.parts(), strict=True):
+            for (kind, one), (_, other), (_, third) in zip(value.parts(), cut.parts(), held.parts(), strict=True):
                 assert torch.equal(one, other)
                 assert torch.equal(one, third[: len(one)])
                 if kind != "splits":
                     assert len(third) == most
-            assert torch.equal(held.example[len(found) :], held.example.new_full((most - len(found),), each))
+            assert torch.equal(held.example[len(value) :], held.example.new_full((most - len(value),), each))
 
 
 @pytest.mark.parametrize("group", [1, 2])
@@ -443,12 +443,12 @@ def test_epochs_follow_each_other_without_a_pause(clouds):
         return in_groups(2, Loader(numbered(clouds).to("cuda"), plan, 5, Policy(shuffle=True), **more))
 
     def epochs(loader: Loader, at: list[tuple[int, int]]) -> list[torch.Tensor]:
-        found = []
+        tensors = []
         for loader.epoch, loader.start in at:
-            found += [
+            tensors += [
                 torch.cat([b.labels[:, None], b.geometry["X0"].coords.view(len(b.labels), -1)], 1) for b in loader
             ]
-        return found
+        return tensors
 
     for at in ([(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 0), (2, 0), (1, 3), (2, 0)]):
         ahead, plain = loader(epochs=3), loader(prefetch=0)
@@ -479,9 +479,9 @@ def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
             model, optimiser = copy.deepcopy((captured.model.state_dict(), captured.optimiser.state_dict()))
             plain.model.load_state_dict(model)
             plain.optimiser.load_state_dict(optimiser)
-            found, wanted = (one_step(run, batch, epoch, number) for run in runs)
+            state, wanted = (one_step(run, batch, epoch, number) for run in runs)
             for name, tensor in wanted.items():
-                assert (found[name] - tensor).norm() <= 1e-5 * tensor.norm(), (epoch, number, name)
+                assert (state[name] - tensor).norm() <= 1e-5 * tensor.norm(), (epoch, number, name)
     assert captured.step.captured.graphs
 
 
@@ -553,10 +553,10 @@ def test_as_many_views_of_a_cloud_vote_as_are_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("trained", "found"), [("train", ["all", "all", "all", "none"]), ("fit", ["some", "all", "none", "none"])]
+    ("trained", "expected"), [("train", ["all", "all", "all", "none"]), ("fit", ["some", "all", "none", "none"])]
 )
-def test_what_weights_were_trained_on_is_known_of_every_split(trained, found):
-    assert [seen({"split": trained}, split) for split in ("train", "fit", "validation", "test")] == found
+def test_what_weights_were_trained_on_is_known_of_every_split(trained, expected):
+    assert [seen({"split": trained}, split) for split in ("train", "fit", "validation", "test")] == expected
     assert seen({}, "test") == "unknown"
 
 
@@ -570,7 +570,7 @@ def test_a_report_counts_each_class():
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"epoch": 3}, "'epoch'.*model, start, frozen, data"),
         ({"augment": {"jiter": 1}}, "augment.*'jiter'"),
@@ -618,20 +618,20 @@ def test_a_report_counts_each_class():
         ({"data_options": {"names": ["ground"]}}, "names.*mapping"),
     ],
 )
-def test_mistakes_in_a_recipe_are_named(change, words):
-    with pytest.raises(ValueError, match=words):
+def test_mistakes_in_a_recipe_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
         Recipe.from_dict({"model": {"model": "point_resnet_large"}, **change})
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"epochs__x": 3}, "epochs.*'x'.*epochs=VALUE"),
         ({"nope__x": 3}, "'nope'.*model, start"),
     ],
 )
-def test_changes_inside_of_what_has_no_inside_are_refused(recipe, change, words):
-    with pytest.raises(ValueError, match=words):
+def test_changes_inside_of_what_has_no_inside_are_refused(recipe, change, message):
+    with pytest.raises(ValueError, match=message):
         recipe.changed(**change)
 
 
@@ -703,8 +703,8 @@ def test_a_module_of_ones_own_logs_in_validation():
 def test_a_gpu_that_is_not_there_is_refused_by_name():
     plan = gl.Plan()
     plan.points(3)
-    words = "'cuda'.*no GPU"
-    with pytest.raises(ValueError, match=words):
+    message = "'cuda'.*no GPU"
+    with pytest.raises(ValueError, match=message):
         gl.load("modelnet40-small", device="cuda")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         next(gl.training.ahead(plan, [gl.Cloud.of(torch.rand(5, 3))], "cuda"))

@@ -60,8 +60,8 @@ class SemanticKITTI(Examples):
 
     Args:
         root: the folder of the release, or the pack.
-        split: "fit" and "validation", the official sequences for training and validation; "train", both; or "test". Of
-            the pack the sequences 08 and 10 are for validation.
+        split: "fit" and "validation", the official sequences for training and validation; "train", both; or
+            "test". The pack's validation sequences are 08 and 10.
         grid: keep one point in each cell of this size, in metres.
         scans: so many consecutive scans as one, in the place of the last, aligned by the official poses.
         transform, seed: those of `Examples`.
