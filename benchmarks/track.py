@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import ctypes
+import json
 import math
 import subprocess
 import tempfile
@@ -314,6 +315,7 @@ def judge(choice: argparse.Namespace) -> None:
     print(by_packet)
     config = {"recipe": load_recipe("spots").to_dict(), "model": model.config, "streams": data.names}
     config |= {"machine": machine(), "load": "other work ran on the machine"}
+    config["training"] = json.loads((choice.weights.parent / "results.json").read_text())["history"]
     keep(RESULTS / "track.json", {**config, "rms in pixels": rows, "rms with latency by packet": by_packet})
 
 

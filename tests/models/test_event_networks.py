@@ -328,6 +328,22 @@ def test_decaying_counts_are_those_of_every_event_by_its_age():
             gl.nn.LeakyCount(clock, size, decay_times)
 
 
+def test_decaying_counts_at_events_are_those_of_recordings_that_end_there():
+    plan = gl.Plan()
+    layer = gl.nn.LeakyCount(plan.events((9, 7)), 2, (50.0, 4000.0)).double()
+    events = gl.collate(recordings())
+    sizes = events.sizes.tolist()
+    place = [sorted({0, size // 3, size // 2, size - 2}) for size in sizes]
+    # A number may be repeated.
+    place = torch.tensor([row + row[-1:] * (5 - len(row)) for row in place])
+    counts = layer(plan(events), at=events.splits[:-1, None] + place)
+    for b, one in enumerate(events.examples):
+        for p, end in enumerate(place[b].tolist()):
+            torch.testing.assert_close(counts[b, p], layer(plan(one[: end + 1]))[0, 0], rtol=1e-10, atol=1e-10)
+    with pytest.raises(ValueError, match="LeakyCount: at"):
+        layer(plan(events), {}, events.splits[:-1, None])
+
+
 def test_decaying_counts_have_the_dtype_of_the_network_and_no_weights():
     plan = gl.Plan()
     network = torch.nn.Sequential(gl.nn.LeakyCount(plan.events((9, 7)), 2, (50.0,)), gl.nn.Dense(2, 3))
