@@ -251,6 +251,8 @@ def fps_by_splits(src: Tensor, splits: Tensor, ratio: float | Tensor, random_sta
     share = torch.as_tensor(ratio, dtype=torch.float32, device=x.device)
     if not bool(((share > 0) & (share <= 1)).all()):
         raise ValueError(f"fps: ratio is {ratio}. Give more than 0 and at most 1.")
+    # Check before the rows are swapped: the error names the caller's row.
+    Cloud.made(coords=x, splits=splits).check("fps")
     sizes = torch.minimum((counts * share).ceil().long(), counts)
     # Every example begins with its first point, so that another one that is to be first takes its place.
     order = torch.arange(len(x), device=x.device)
@@ -260,10 +262,9 @@ def fps_by_splits(src: Tensor, splits: Tensor, ratio: float | Tensor, random_sta
         order[first], order[other] = other, first
         x = x[order]
     if x.shape[1] <= _DIMENSIONS:
-        taken = geometry.farthest_sample(Cloud(x, splits), sizes).parent_index
+        taken = geometry.farthest_sample(Cloud(x, splits).trusted(), sizes).parent_index
         assert taken is not None
     else:
-        Cloud.made(coords=x, splits=splits).check("fps")
         taken = torch.cat([a + _farthest(x[a:b], n) for (a, b), n in zip(pairwise(splits.tolist()), sizes.tolist())])
     return order[taken]
 
