@@ -68,7 +68,7 @@ def test_an_archive_whose_directory_understates_a_member_is_not_unpacked_beyond_
     path.write_bytes(data)
     tracemalloc.start()
     try:
-        with pytest.raises(FormatError, match="archive"):
+        with pytest.raises(FormatError, match=r"small\.npz: .*archive"):
             read_cloud(path)
         assert tracemalloc.get_traced_memory()[1] < 4_000_000
     finally:

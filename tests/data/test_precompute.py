@@ -467,7 +467,7 @@ def test_refuses_settings_that_make_no_sense(tmp_path):
         gl.Precomputed(shapes(), tmp_path, plan(), repeats=0)
     with pytest.raises(ValueError, match="empty"):
         gl.Precomputed(shapes(size=0), tmp_path, plan())
-    with pytest.raises(TypeError, match="stored"):
+    with pytest.raises(TypeError, match=r"object .*stored"):
         shards.flatten(object())
 
 
@@ -486,7 +486,7 @@ class Labels:
 
 @pytest.mark.parametrize("labels", [(7, [1, 2, 3], 9), ([1, 2], 7, [3])])
 def test_labels_of_different_dimensions_are_refused_by_name(labels, tmp_path):
-    with pytest.raises(TypeError, match="example 1"):
+    with pytest.raises(TypeError, match=r"'.*' of example 1"):
         gl.Precomputed(Labels(*labels), tmp_path, plan())
 
 
@@ -547,7 +547,7 @@ def test_numbers_that_are_not_finite_are_compared_by_their_places(tmp_path):
 
     for _ in range(2):
         gl.Precomputed(weighed(2), tmp_path, plan()).verify()
-    with pytest.raises(ValueError, match="example 0"):
+    with pytest.raises(ValueError, match=r"000-00000\.safetensors .*example 0"):
         gl.Precomputed(weighed(3), tmp_path, plan())
 
 
@@ -557,7 +557,7 @@ def test_another_label_of_one_point_is_noticed(tmp_path):
 
     gl.Precomputed(labelled(1), tmp_path, plan())
     gl.Precomputed(labelled(1), tmp_path, plan())
-    with pytest.raises(ValueError, match="example 0"):
+    with pytest.raises(ValueError, match=r"000-00000\.safetensors .*example 0"):
         gl.Precomputed(labelled(2), tmp_path, plan())
 
 

@@ -130,7 +130,7 @@ def test_what_is_no_release_is_refused(release, tmp_path):
     with pytest.raises(gl.data.FormatError, match=r"poses"):
         gl.data.SemanticKITTI(release, "fit", scans=2).example(1)
     np.savez(tmp_path / "semantickitti_22_scans.npz", planes=np.zeros(3, np.uint8))
-    with pytest.raises(gl.data.FormatError, match="pack"):
+    with pytest.raises(gl.data.FormatError, match=r"22_scans\.npz.* pack of SemanticKITTI"):
         gl.data.SemanticKITTI(tmp_path / "semantickitti_22_scans.npz")
 
 

@@ -97,7 +97,7 @@ def test_transforms_are_applied_in_order():
 def test_glyph_settings_are_checked():
     with pytest.raises(ValueError, match=r"sensor .*\(4, 4\)"):
         MovingGlyphs(1, sensor=(4, 4))
-    with pytest.raises(ValueError, match="threshold"):
+    with pytest.raises(ValueError, match="threshold is 0"):
         MovingGlyphs(1, threshold=0)
     with pytest.raises(IndexError, match=r"MovingGlyphs .*example 3.* 3"):
         MovingGlyphs(3)[3]

@@ -108,9 +108,9 @@ def test_what_does_not_fit_together_is_refused():
     fired = lif(events, **SETTINGS)
     with pytest.raises(ValueError, match=r"stride .* 7 x 6"):
         causal(events, fired, 3, 1)
-    with pytest.raises(ValueError, match="20 events"):
+    with pytest.raises(ValueError, match=r"20 events.* 10"):
         causal(events[:10], fired, 3, 2)
-    with pytest.raises(ValueError, match="causes"):
+    with pytest.raises(ValueError, match=r"causal: .*causes"):
         causal(events, events[:10], 3, 1)
     with pytest.raises(ValueError, match=r"window .*-1"):
         causal(events, events, 3, 1, -1)

@@ -357,7 +357,7 @@ def test_what_is_not_local_is_refused_by_name():
         gl.tiles(street(50), 5.0)[0].run(plan)
     cells = gl.Plan()
     cells.grid_sample(cells.points(), 0.5)
-    with pytest.raises(ValueError, match=r"grid"):
+    with pytest.raises(ValueError, match=r"X1 = grid_sample.*tiles\(\.\.\., grid=\.\.\.\)"):
         gl.tiles(street(50), 5.0)[0].run(cells)
     with pytest.raises(ValueError, match=r"PointResNet.*: pool .*point_unet"):
         layers_of(gl.models.point_resnet_small(4))
