@@ -443,12 +443,12 @@ def exported(r: dict[str, Any]) -> Table:
 def tracked(r: dict[str, Any]) -> Table:
     columns = ["rms", "rms with latency", "packet us", "us per answer", "us per event", "state bytes", "weight bytes"]
     rows = [[name, *(row.get(key, "") for key in columns)] for name, row in r["track"]["rms in pixels"].items()]
-    words = (
+    caption = (
         "The position of a laser spot (`gl.data.Spots`), RMS error in pixels, mean over 7 held-out streams. "
         "With latency: the latest answer that was finished at each true time, one after each packet (or frame). "
         "*us per answer*: median time of an answer on one core. *us per event*: median time to take in an event."
     )
-    return "Tracking", f"{words} {origin(r['track'])}", ["", *columns], rows
+    return "Tracking", f"{caption} {origin(r['track'])}", ["", *columns], rows
 
 
 CALLS = {"call p50 us": "a call, median", "call p99 us": "99 of 100 calls"}

@@ -178,7 +178,7 @@ def frame_answers(model: Cnn, windows: Sequence[int], events: gl.Events, ends: n
 
 
 def simple(fit: Spots, data: Spots) -> dict[str, dict[str, Any]]:
-    """What needs no network: constants, the decayed centroid, and the published filter; without latency."""
+    """Baselines without a network: constants, the decayed centroid, and the published filter; without latency."""
     mean = torch.cat(fit.positions)[:, 1:].mean(0)
     distance: Callable[[Tensor, Tensor], float] = lambda a, b: float((a - b).square().sum(1).mean().sqrt())  # noqa: E731
 
@@ -189,7 +189,7 @@ def simple(fit: Spots, data: Spots) -> dict[str, dict[str, Any]]:
         return [distance(sums[at, k, 1:] / sums[at, k, :1], known[:, 1:]) for k in range(len(DECAYS))]
 
     best = int(np.argmin(np.mean([centroids(*one) for one in fit], 0)))
-    found = {
+    errors_of = {
         "constant: the mean of the training part": [distance(mean[None], known[:, 1:]) for known in data.positions],
         "constant: the mean of each stream": [distance(k[:, 1:].mean(0)[None], k[:, 1:]) for k in data.positions],
         f"centroid, decay {DECAYS[best] / 1000:g} ms": [centroids(*one)[best] for one in data],
@@ -197,7 +197,7 @@ def simple(fit: Spots, data: Spots) -> dict[str, dict[str, Any]]:
             distance(a, known[:, 1:]) for a, known in zip(data.filtered, data.positions, strict=True)
         ],
     }
-    return {name: {"rms": float(np.mean(each)), "by stream": each} for name, each in found.items()}
+    return {name: {"rms": float(np.mean(each)), "by stream": each} for name, each in errors_of.items()}
 
 
 class Board:
@@ -388,13 +388,13 @@ def pictures(choice: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("what", choices=("train", "judge", "pictures"))
-    words.add_argument("--data", type=Path, default=DATA)
-    words.add_argument("--epochs", type=int, default=6, help="of the CNNs")
-    words.add_argument("--cnn", type=Path, default=Path("runs/track-cnn"), help="the folder of the CNNs' weights")
-    words.add_argument("--weights", type=Path, help="the weights of the network")
-    choice = words.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("train", "judge", "pictures"))
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--epochs", type=int, default=6, help="of the CNNs")
+    parser.add_argument("--cnn", type=Path, default=Path("runs/track-cnn"), help="the folder of the CNNs' weights")
+    parser.add_argument("--weights", type=Path, help="the weights of the network")
+    choice = parser.parse_args()
     {"train": train, "judge": judge, "pictures": pictures}[choice.what](choice)
 
 

@@ -82,6 +82,27 @@ def export(r: Results) -> Iterator[str]:
     yield f"the 99th percentile is {min(rare):.0f} to {max(rare):.0f} us"
 
 
+def tracking(r: Results) -> Iterator[str]:
+    networks = r["track"]["rms in pixels"]
+    for name, who in {
+        "constant position of each stream": "constant: the mean of each stream",
+        "published first-order filter": "published first-order filter",
+    }.items():
+        yield f"| {name} | | | {networks[who]['rms']:.2f} | |"
+    for name, who in {
+        "exported C": "C, 32 bits",
+        "exported C, 16 bits": "C, 16 bits",
+        "`gl.stream`": "gl.stream",
+    }.items():
+        figures = networks[who]
+        times = f"{figures['packet us'] / 1000:g}", f"{figures['us per answer']:.0f}"
+        yield row(name, *times, f"{figures['rms']:.3f}", f"{figures['rms with latency']:.3f}")
+    full, half = networks["C, 32 bits"], networks["C, 16 bits"]
+    for part in ("state", "weights"):
+        sizes = [figures[f"{part.rstrip('s')} bytes"] / 1000 for figures in (full, half)]
+        yield "{:.0f} kB (16 bits: {:.0f} kB)".format(*sizes)
+
+
 def comparison(r: Results) -> Iterator[str]:
     weights = r["official"]["weights"]
     yield f"our stream network {100 * weights['n-cars-stream']['accuracy']:.1f} %"
@@ -116,6 +137,7 @@ def notes(r: Results) -> Iterator[str]:
         ("docs/tutorials/going-live.md", going_live),
         ("docs/tutorials/fast.md", fast),
         ("docs/tutorials/export.md", export),
+        ("docs/tutorials/tracking.md", tracking),
         ("docs/comparison.md", comparison),
         ("docs/paper-to-code.md", paper_to_code),
         ("benchmarks/NOTES.md", notes),

@@ -195,9 +195,9 @@ def files() -> None:
             file = Path(folder, f"recording.{suffix}")
             gl.write_events(file, recordings[0])
             gl.read_events(file)
-        for version, words in RAW.items():
+        for version, records in RAW.items():
             file = Path(folder, f"evt{version}.raw")
-            file.write_bytes(f"% evt {version}.0\n% geometry 8x8\n".encode() + words)
+            file.write_bytes(f"% evt {version}.0\n% geometry 8x8\n".encode() + records)
             gl.read_events(file)
 
 

@@ -153,8 +153,8 @@ class Track(Task):
         return {"rms": rms, "rms_of_the_mean": constant, "recordings": len(each), "by_recording": each[:, 0].tolist()}
 
     def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
-        words = f"{figures['rms']:.3f} pixels RMS, the mean of {figures['recordings']} recordings"
-        return f"{words} (their own mean positions: {figures['rms_of_the_mean']:.3f})"
+        error = f"{figures['rms']:.3f} pixels RMS, the mean of {figures['recordings']} recordings"
+        return f"{error} (their own mean positions: {figures['rms_of_the_mean']:.3f})"
 
     def live(self, logits: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         return [{"x": round(x, 3), "y": round(y, 3)} for x, y in logits.tolist()]
@@ -171,10 +171,10 @@ class Track(Task):
         events = read_events(file, sensor=sensor, repair=repair, topic=topic)
         sizes = (events.time // PACKET).unique_consecutive(return_counts=True)[1]
         engine, ends = stream(model), sizes.cumsum(0).tolist()
-        found = [p for a, b in zip([0, *ends], ends, strict=False) for p in engine.push(events[a:b])]
+        answers = [p for a, b in zip([0, *ends], ends, strict=False) for p in engine.push(events[a:b])]
         out = options.get("out", Path("tracks"))
         out = out if out.suffix in (".csv", ".json") else out / f"{file.stem}.csv"
-        columns = np.array([(p.time, *p.logits.tolist()) for p in found]).reshape(-1, 3)
+        columns = np.array([(p.time, *p.logits.tolist()) for p in answers]).reshape(-1, 3)
         write_positions(out, columns)
         x, y = columns[-1, 1:] if len(columns) else model.middle.tolist()
         line = f"{file}: {len(columns):,} positions, the last ({x:.2f}, {y:.2f}), in {out}"

@@ -154,8 +154,8 @@ def test_a_task_of_a_file_is_run_only_where_the_user_names_it(tmp_path, capsys):
     gl.save(model, tmp_path / "net", task=name, recipe=recipe)
     Recipe.from_dict(gl.load(tmp_path / "net").about["recipe"])
     torch.save(torch.zeros(1), tmp_path / "x.npy")
-    for words in (["predict", "x.npy", "--weights"], ["evaluate"]):
-        assert main([*words, str(tmp_path / "net")]) == 1
+    for command in (["predict", "x.npy", "--weights"], ["evaluate"]):
+        assert main([*command, str(tmp_path / "net")]) == 1
         assert f"task {name!r}" in capsys.readouterr().err
     with pytest.raises(ValueError, match=f"task '{name}'"):
         find(name)
@@ -165,11 +165,11 @@ def test_a_task_of_a_file_is_run_only_where_the_user_names_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [("nowhere.py:Mine", "no file nowhere.py"), (f"{OWN}:HERE", "'HERE'.*Task")],
 )
-def test_a_task_that_is_none_is_refused_by_name(name, words):
-    with pytest.raises((ValueError, FileNotFoundError), match=words):
+def test_a_task_that_is_none_is_refused_by_name(name, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_task(name)
 
 

@@ -251,7 +251,7 @@ def test_a_folder_is_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("time_us,x\n1,2\n", "no column y"),
         ("", "no column time_us, x, y"),
@@ -264,10 +264,10 @@ def test_a_folder_is_trained_on(tmp_path):
         ("time_us,x,y\n20,1,2\n20,1,2\n", "time_us 20 of position 2"),
     ],
 )
-def test_a_bad_file_of_positions_is_named_with_its_line(tmp_path, text, words):
+def test_a_bad_file_of_positions_is_named_with_its_line(tmp_path, text, message):
     path = tmp_path / "a.csv"
     path.write_text(text)
-    with pytest.raises(ValueError, match=f"a.csv.*{words}"):
+    with pytest.raises(ValueError, match=f"a.csv.*{message}"):
         read_positions(path, tmp_path / "a.es")
 
 

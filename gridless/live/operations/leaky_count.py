@@ -97,7 +97,7 @@ class LeakyCounts(Sink):
         ]
 
     def c_left(self, writer, row):
-        """What is left of each count after `age`, as of traces: whole vectors of floats."""
+        """Factor by which each count decays in `age`, as for traces: whole vectors of floats."""
         rate = f"constants.value + {writer.notes[row.name]}"
         return [f"    for (k = 0; k < {row.channels // 2}; k += LANES) KEEP(left + k, decays(LOAD({rate} + k) * age));"]
 

@@ -28,7 +28,7 @@ def read(source: Source) -> Points:
     # A row that some scan lacks is empty.
     if len(coords) and len(scans.intensity) == len(coords):
         rows["intensity"] = np.asarray(scans.intensity)[:, 0]
-    # Where a file has no colours, the library gives the intensity as grey.
+    # The library gives the intensity as grey if a file has no colours.
     colour = np.asarray(scans.color)
     is_grey = "intensity" in rows and len(colour) == len(coords) and bool((colour == rows["intensity"][:, None]).all())
     if len(coords) and len(colour) == len(coords) and not is_grey:
