@@ -391,7 +391,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "judge", "pictures"))
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--epochs", type=int, default=6, help="of the CNNs")
+    parser.add_argument("--epochs", type=int, default=5, help="of the CNNs")
     parser.add_argument("--cnn", type=Path, default=Path("runs/track-cnn"), help="the folder of the CNNs' weights")
     parser.add_argument("--weights", type=Path, help="the weights of the network")
     choice = parser.parse_args()

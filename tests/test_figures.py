@@ -131,6 +131,21 @@ def notes(r: Results) -> Iterator[str]:
     yield f"{up['transform_first']:.3f} ms with `transform_first` instead of {up['gather_first']:.3f}"
 
 
+def tracking(r: Results) -> Iterator[str]:
+    rows = r["track"]["rms in pixels"]
+    names = {"exported C": "C, 32 bits", "exported C, 16 bits": "C, 16 bits", "`gl.stream`": "gl.stream"}
+    names["CNN, counts of the last 10, 20 and 40 ms"] = "CNN, 10, 20, 40 ms, a frame every 10 ms"
+    names["CNN, counts of the last 10 ms"] = "CNN, 10 ms, a frame every 10 ms"
+    for title, name in names.items():
+        packet, cost = rows[name]["packet us"] / 1000, rows[name]["us per answer"]
+        errors = [f"{rows[name][key]:.3f}" for key in ("rms", "rms with latency")]
+        yield row(title, f"{packet:g}", f"{cost:.0f}", *errors)
+    board, small = rows["C, 32 bits"], rows["C, 16 bits"]
+    yield f"{board['us per event']:.2f} us in C, with 16 bits {small['us per event']:.2f} us"
+    yield f"state has {board['state bytes'] / 1000:.0f} kB (16 bits: {small['state bytes'] / 1000:.0f} kB)"
+    yield f"weights have {board['weight bytes'] / 1000:.0f} kB (16 bits: {small['weight bytes'] / 1000:.0f} kB)"
+
+
 @pytest.mark.parametrize(
     ("page", "phrases"),
     [
