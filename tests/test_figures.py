@@ -93,6 +93,8 @@ def tracking(r: Results) -> Iterator[str]:
         "exported C": "C, 32 bits",
         "exported C, 16 bits": "C, 16 bits",
         "`gl.stream`": "gl.stream",
+        "CNN, counts of the last 10, 20 and 40 ms": "CNN, 10, 20, 40 ms, a frame every 10 ms",
+        "CNN, counts of the last 10 ms": "CNN, 10 ms, a frame every 10 ms",
     }.items():
         figures = networks[who]
         times = f"{figures['packet us'] / 1000:g}", f"{figures['us per answer']:.0f}"
@@ -101,6 +103,7 @@ def tracking(r: Results) -> Iterator[str]:
     for part in ("state", "weights"):
         sizes = [figures[f"{part.rstrip('s')} bytes"] / 1000 for figures in (full, half)]
         yield "{:.0f} kB (16 bits: {:.0f} kB)".format(*sizes)
+    yield f"{full['us per event']:.2f} us in C, with 16 bits {half['us per event']:.2f} us"
 
 
 def comparison(r: Results) -> Iterator[str]:
@@ -129,21 +132,6 @@ def notes(r: Results) -> Iterator[str]:
     yield f"N-MNIST {steps[f'{small}, captured']:.1f} instead of {steps[f'{small}, eager']:.1f}"
     up = {layer["order"]: layer["ms"] for layer in r["orders"]["rows"] if layer["layer"] == "up-sample"}
     yield f"{up['transform_first']:.3f} ms with `transform_first` instead of {up['gather_first']:.3f}"
-
-
-def tracking(r: Results) -> Iterator[str]:
-    rows = r["track"]["rms in pixels"]
-    names = {"exported C": "C, 32 bits", "exported C, 16 bits": "C, 16 bits", "`gl.stream`": "gl.stream"}
-    names["CNN, counts of the last 10, 20 and 40 ms"] = "CNN, 10, 20, 40 ms, a frame every 10 ms"
-    names["CNN, counts of the last 10 ms"] = "CNN, 10 ms, a frame every 10 ms"
-    for title, name in names.items():
-        packet, cost = rows[name]["packet us"] / 1000, rows[name]["us per answer"]
-        errors = [f"{rows[name][key]:.3f}" for key in ("rms", "rms with latency")]
-        yield row(title, f"{packet:g}", f"{cost:.0f}", *errors)
-    board, small = rows["C, 32 bits"], rows["C, 16 bits"]
-    yield f"{board['us per event']:.2f} us in C, with 16 bits {small['us per event']:.2f} us"
-    yield f"state has {board['state bytes'] / 1000:.0f} kB (16 bits: {small['state bytes'] / 1000:.0f} kB)"
-    yield f"weights have {board['weight bytes'] / 1000:.0f} kB (16 bits: {small['weight bytes'] / 1000:.0f} kB)"
 
 
 @pytest.mark.parametrize(
