@@ -20,7 +20,7 @@ import torch
 import typer
 
 from gridless.cli.options import in_options
-from gridless.kernels.progress import shown
+from gridless.kernels.progress import is_terminal, shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
 from gridless.live.view import Kind, Page, Rerun, Terminal
@@ -114,7 +114,7 @@ def stream(
         viewer = kinds[view](*about, view_port) if view in kinds else Terminal(*about)
         viewer.open(0.0 if live and not realtime else PATIENCE)
     # Printed lines would overwrite a view in the terminal.
-    tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else partial(_print, answers)
+    tell = _ignore if view is Kind.terminal and is_terminal(sys.stdout) else partial(_print, answers)
     try:
         with _quick_switches():
             _run(packets, engine, tell, meter, viewer)
@@ -260,7 +260,7 @@ def _print(answers: Callable[..., Any], predictions: list[Prediction], *, final:
 
 
 class Meter:
-    """Throughput, latency and lag, once a second on standard error.
+    """Throughput, latency and lag on standard error: once a second in a terminal, and at the end.
 
     Sensor and host have clocks of their own. Lag is the host's time from the earliest moment at which the first event
     of a packet could have arrived until the packet is done. The smallest difference between the clocks so far tells
@@ -303,7 +303,7 @@ class Meter:
             self.offset = min(offset, drifted)
             self.lag = now - first * 1e-6 - self.offset
             self.longest_lag = max(self.longest_lag, self.lag)
-        if not self.quiet and now - self.printed > 1:
+        if not self.quiet and now - self.printed > 1 and is_terminal(sys.stderr):
             self.printed = now
             print("\r" + self.line(), end="", file=sys.stderr, flush=True)
 
@@ -322,4 +322,5 @@ class Meter:
         """Print the last line, and why something was not taken."""
         if not self.quiet and (self.events or any(self.counts().values())):
             remark = f"\nnot taken: {shown(reason)}" if reason else ""
-            print("\r" + self.line() + remark, file=sys.stderr, flush=True)
+            begin = "\r" if is_terminal(sys.stderr) else ""
+            print(begin + self.line() + remark, file=sys.stderr, flush=True)
