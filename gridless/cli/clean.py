@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gridless.kernels.progress import shown
+from gridless.kernels.progress import is_terminal, shown
 
 # File names of each kind of cache. Only files that match are removed.
 _PACK = re.compile(r"pack\.json|\d+-\d+\.safetensors|\.lock|.*\.unfinished-.*")
@@ -60,7 +60,7 @@ def clean(
 
 
 def _agrees() -> bool:
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         print("nothing was removed: --yes removes them", file=sys.stderr)
         return False
     return typer.confirm("remove them?")
