@@ -34,7 +34,8 @@ from torch import Tensor
 
 import gridless as gl
 from gridless.nn import Monomials
-from gridless.ops.point_conv import ORDERS, cheaper_order, reference
+from gridless.ops.point_conv import cheaper_order, reference
+from gridless.ops.point_conv.order import ORDERS
 
 # (sources, targets, in_channels, out_channels); 20 neighbours on average.
 LAYERS = {

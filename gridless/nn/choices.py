@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from gridless.nn.basis import Basis, KernelPoints, Monomials
-from gridless.ops.point_conv import FALLOFFS
+from gridless.ops.point_conv.checks import FALLOFFS
 from gridless.plan import Name, Plan
 
 BASES = ("monomials", "kernel points")

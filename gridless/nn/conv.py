@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from gridless.kernels.launch import compile_once
 from gridless.nn.basis import Basis, Monomials
-from gridless.ops.point_conv import FALLOFFS, ORDERS, compile_ahead, featureless_conv, point_conv
+from gridless.ops.point_conv import compile_ahead, featureless_conv, point_conv
+from gridless.ops.point_conv.checks import FALLOFFS
+from gridless.ops.point_conv.order import ORDERS
 from gridless.plan import Name
 from gridless.structures import Geometry, expect_geometry
 

@@ -14,16 +14,13 @@ from torch import Tensor
 from gridless import backends
 from gridless.ops.operator import refuse_transforms
 from gridless.ops.point_conv import registered
+from gridless.ops.point_conv.checks import check_bias, check_described, check_features, checked_function
 from gridless.ops.point_conv.contract import Neighbours, PointConvBackend
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
+from gridless.ops.point_conv.order import cheaper_order, transforms_first
 from gridless.structures.edges import Edges, transposed
-from gridless.structures.rows import shape_in_words
 
 __all__ = ["Basis", "EdgeFunction", "cheaper_order", "featureless_conv", "point_conv"]
-
-FALLOFFS = ("linear", None)
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-ORDERS = ("gather_first", "transform_first")
 
 
 def point_conv(
@@ -73,15 +70,15 @@ def point_conv(
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     arguments = source_coords, target_coords, radius, basis, falloff, normalise
     near = _neighbours(edges, *arguments, *(() if backend == "reference" else (features, weight, source_coords)))
-    _check_features(features, weight, bias, edges, basis)
-    transform_first = _transforms_first(order, weight.shape, near)
+    check_features(features, weight, bias, edges, basis)
+    transform_first = transforms_first(order, weight.shape, near)
     if backend == "reference":
         from gridless.ops.point_conv import reference
 
         with torch.autocast(features.device.type, enabled=False):
             settings = (basis, float(radius), near.function.falloff, normalise, transform_first)
             return reference.conv(features, weight, bias, edges, source_coords, target_coords, *settings)
-    _check_described(near, basis, backend)
+    check_described(near, basis, backend)
     if not features.is_contiguous():
         features = features.contiguous()
     return registered.conv(features, weight, bias, near, transform_first, backend)
@@ -113,7 +110,7 @@ def featureless_conv(
         raise ValueError(
             f"featureless_conv: weight must be (basis.size = {basis.size}, out channels), not {tuple(weight.shape)}"
         )
-    _check_bias(bias, weight)
+    check_bias(bias, weight)
     if weight.device != edges.device:
         raise ValueError(f"featureless_conv: weight is on {weight.device}, the edges on {edges.device}. Use .to(...).")
     if backend == "reference":
@@ -122,7 +119,7 @@ def featureless_conv(
         settings = (basis, float(radius), near.function.falloff, near.function.normalise)
         sums = reference.edge_sums(edges, source_coords, target_coords, *settings)
     else:
-        _check_described(near, basis, backend)
+        check_described(near, basis, backend)
         sums = registered.edge_sums(near, backend)
     return torch.nn.functional.linear(sums.to(weight.dtype), weight.t(), bias)
 
@@ -141,7 +138,7 @@ def compile_ahead(
     needs_features: bool = True,
 ) -> None:
     """Inside `compiling_ahead`: what `point_conv` will launch on the GPU, and its gradients where they are on."""
-    function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+    function = checked_function(edges, source_coords, target_coords, radius, basis, falloff, normalise)
     gpu: PointConvBackend = backends.implementation(__name__, edges.device)
     device, sources, targets = edges.device, edges.num_source, edges.num_target
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
@@ -158,22 +155,9 @@ def compile_ahead(
     added = None if bias is None else empty(*bias.shape)
     backward = torch.is_grad_enabled()
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        out, inverse = gpu.conv(features, like, added, near, _transforms_first(order, weight.shape, near))
+        out, inverse = gpu.conv(features, like, added, near, transforms_first(order, weight.shape, near))
         if backward:
             gpu.conv_backward(out, features, like, inverse, near, needs_features, True, bias is not None)
-
-
-def cheaper_order(num_edges: int, num_source: int, num_target: int, in_channels: int, out_channels: int) -> str:
-    """The order with fewer multiply-adds: M Q (E + S' P) to gather first, M P (E + S Q) to transform first.
-
-    E, S, S', Q and P are `num_edges`, `num_source`, `num_target`, `in_channels` and `out_channels`.
-    """
-    gather_first = in_channels * (num_edges + num_target * out_channels)
-    transform_first = out_channels * (num_edges + num_source * in_channels)
-    return "gather_first" if gather_first <= transform_first else "transform_first"
-
-
-# Checks.
 
 
 def _autocast(
@@ -184,91 +168,6 @@ def _autocast(
         return features, weight, bias
     dtype = torch.get_autocast_dtype(device)
     return features.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def _check(
-    edges: Edges,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    radius: float,
-    basis: Basis,
-    falloff: str | None,
-    normalise: bool,
-) -> EdgeFunction:
-    if falloff not in FALLOFFS:
-        raise ValueError(f"point_conv: falloff must be 'linear' or None, not {falloff!r}")
-    if not 0 < radius < float("inf"):
-        raise ValueError(f"point_conv: radius must be positive and finite, not {radius}")
-    for name, coords, rows in (
-        ("source_coords", source_coords, edges.num_source),
-        ("target_coords", target_coords, edges.num_target),
-    ):
-        if coords.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"point_conv: {name} must be float32 or float64, not {coords.dtype}. Use .float().")
-        if coords.ndim != 2 or coords.shape[0] != rows:
-            raise ValueError(f"point_conv: the edges need {name} of {rows} rows, but it is {tuple(coords.shape)}")
-        if coords.shape[1] != basis.dim:
-            raise ValueError(
-                f"point_conv: {name} has {coords.shape[1]} dimensions, {basis!r} has {basis.dim}. Use another basis."
-            )
-        if coords.device != edges.device:
-            raise ValueError(f"point_conv: {name} is on {coords.device}, the edges on {edges.device}. Use .to(...).")
-    if source_coords.dtype != target_coords.dtype:
-        raise TypeError(
-            f"point_conv: source_coords is {source_coords.dtype}, target_coords {target_coords.dtype}. Use one dtype."
-        )
-    description = basis.description()
-    kind, table, width = (-1, (0.0,) * (basis.size * basis.dim), 1.0) if description is None else description
-    return EdgeFunction(kind, table, width, basis.dim, float(radius), falloff is not None, bool(normalise))
-
-
-def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
-    # Each is read once: this runs at every call.
-    shape, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
-    if dtype not in FLOATS:
-        raise TypeError(f"point_conv: features must be floating point, not {dtype}. Use .float().")
-    if len(shape) != 2 or shape[0] != edges.num_source:
-        raise ValueError(
-            f"point_conv: the edges have {edges.num_source} sources, so features must be "
-            f"({edges.num_source}, channels), not {shape_in_words(features)}"
-        )
-    known = len(theta) in (2, 3) and theta[0] == basis.size
-    if not known or theta[1] != shape[1]:
-        reason = f"features have {shape[1]} channels, and the layer takes {theta[1]}: " if known else ""
-        raise ValueError(
-            f"point_conv: {reason}weight must be (basis.size = {basis.size}, in channels = {shape[1]}, "
-            f"out channels), or without the last if depthwise, not {tuple(theta)}"
-        )
-    if weight.dtype != dtype:
-        raise TypeError(f"point_conv: features are {dtype}, weight {weight.dtype}. Convert one, or use torch.autocast.")
-    _check_bias(bias, weight)
-    for name, tensor in (("features", features), ("weight", weight)):
-        if tensor.device != device:
-            raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {device}. Use .to(...).")
-
-
-def _transforms_first(order: str | None, weight: torch.Size, near: Neighbours) -> bool:
-    if len(weight) == 2:
-        if order is not None:
-            raise ValueError(f"point_conv: a depthwise weight (M, C) leaves no choice of order. Drop order={order!r}.")
-    elif order is None:
-        sizes = near.source.shape[0], near.source_coords.shape[0], near.target_coords.shape[0]
-        order = cheaper_order(*sizes, weight[1], weight[2])
-    elif order not in ORDERS:
-        raise ValueError(f"point_conv: order must be one of {ORDERS} or None, not {order!r}")
-    return order == "transform_first"
-
-
-def _check_bias(bias: Tensor | None, weight: Tensor) -> None:
-    if bias is None:
-        return
-    if bias.shape != weight.shape[-1:] or bias.dtype != weight.dtype:
-        raise ValueError(
-            f"point_conv: bias must be ({weight.shape[-1]},) {weight.dtype} like the weight, "
-            f"not {tuple(bias.shape)} {bias.dtype}"
-        )
-    if bias.device != weight.device:
-        raise ValueError(f"point_conv: bias is on {bias.device}, weight on {weight.device}. Use .to(...).")
 
 
 def _neighbours(
@@ -286,7 +185,7 @@ def _neighbours(
     if known and known[0] is source_coords and known[1] is target_coords and known[2] == settings:
         near: Neighbours = known[3]
     else:
-        function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+        function = checked_function(edges, source_coords, target_coords, radius, basis, falloff, normalise)
         coords = source_coords.contiguous(), target_coords.contiguous()
         near, known = Neighbours(edges.splits, edges.source, None, None, *coords, function), None
     if near.back_splits is None and torch.is_grad_enabled() and any(t.requires_grad for t in sources):
@@ -298,11 +197,3 @@ def _neighbours(
     if known is None and is_uncopied and not (source_coords.requires_grad or target_coords.requires_grad):
         cache[0] = source_coords, target_coords, settings, near
     return near
-
-
-def _check_described(near: Neighbours, basis: Basis, backend: str) -> None:
-    if near.function.kind < 0:
-        raise NotImplementedError(
-            f"{type(basis).__name__} has no numeric description, which backend {backend!r} needs. Add one, or use "
-            "gl.use_backend('reference')."
-        )
