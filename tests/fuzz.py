@@ -68,10 +68,10 @@ def whole_files(names: list[str]) -> list[tuple[Seed, bytes]]:
     """Files of events, clouds and meshes whose names contain one of `names`, or all."""
     sys.path[:0] = [str(TESTS / "data"), str(TESTS.parent)]
     import cloud_files
-    import event_files
+    import event_encoders
 
     files = []
-    for seed in [DIES] if names == [DIES.name] else event_files.SEEDS + cloud_files.SEEDS:
+    for seed in [DIES] if names == [DIES.name] else event_encoders.SEEDS + cloud_files.SEEDS:
         if not names or any(name in seed.name for name in names):
             # Those of packages that are not installed are left out.
             with suppress(ImportError, pytest.skip.Exception):

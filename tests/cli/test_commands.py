@@ -11,7 +11,7 @@ import time
 import tracemalloc
 import warnings
 
-import event_files
+import event_encoders
 import numpy as np
 import pytest
 import torch
@@ -765,9 +765,9 @@ def test_kernels_that_do_not_exist_are_refused_with_those_that_do(capsys):
 @pytest.mark.slow
 def test_after_compiling_the_readers_of_files_nothing_of_them_compiles_again(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    recording = event_files.recording()
-    (tmp_path / "2.raw").write_bytes(event_files.evt2(recording))
-    (tmp_path / "3.raw").write_bytes(event_files.evt3(recording))
+    recording = event_encoders.recording()
+    (tmp_path / "2.raw").write_bytes(event_encoders.evt2(recording))
+    (tmp_path / "3.raw").write_bytes(event_encoders.evt3(recording))
     gl.write_events(tmp_path / "a.dat", recording)
     files = [str(tmp_path / name) for name in ("2.raw", "3.raw", "a.dat")]
     samples = "gl.data.sample('street'); gl.data.sample('car')"

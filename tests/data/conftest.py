@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from event_files import ENCODERS, encoded
+from event_encoders import ENCODERS, encoded
 
 import gridless as gl
 

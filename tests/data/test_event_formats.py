@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from event_files import flat_table
+from event_encoders import flat_table
 
 import gridless as gl
 from gridless.data import FormatError

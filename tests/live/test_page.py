@@ -23,7 +23,7 @@ from gridless.live.export.check import zig
 from gridless.models import events as networks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
-import event_files
+import event_encoders
 
 WEB = Path(exported.__file__).with_name("web")
 FORMATS = Path(__file__).resolve().parents[3] / "shared" / "data" / "formats"
@@ -66,16 +66,16 @@ def npy(events: gl.Events) -> bytes:
 
 
 def text(head: str, form: str, events: gl.Events) -> bytes:
-    rows = (form.format(t=t, x=x, y=y, p=p, s=t / 1e6) for t, x, y, p in event_files.fields(events))
+    rows = (form.format(t=t, x=x, y=y, p=p, s=t / 1e6) for t, x, y, p in event_encoders.fields(events))
     return (head + "\n".join(rows) + "\n").encode()
 
 
 CASES = {
-    "evt2.raw": event_files.evt2,
-    "evt3.raw": event_files.evt3,
-    "a.aedat4": event_files.aedat4,
-    "lz4.aedat4": lambda events: event_files.aedat4(events, 1),
-    "high.aedat4": lambda events: event_files.aedat4(events, 2),
+    "evt2.raw": event_encoders.evt2,
+    "evt3.raw": event_encoders.evt3,
+    "a.aedat4": event_encoders.aedat4,
+    "lz4.aedat4": lambda events: event_encoders.aedat4(events, 1),
+    "high.aedat4": lambda events: event_encoders.aedat4(events, 2),
     "b.npy": npy,
     "named.csv": lambda events: text("%geometry:320,240\nx, y ,p,timestamp\n", "{x},{y},{p},{t}", events),
     "plain.csv": lambda events: text("# a note\n", "{t} {x} {y} {p}", events),
@@ -88,7 +88,7 @@ CASES = {
 
 @needs_node
 def test_the_page_reads_small_files_as_python_does(tmp_path):
-    events = event_files.recording()
+    events = event_encoders.recording()
     files = []
     for name, write in CASES.items():
         files.append(tmp_path / name)
@@ -113,7 +113,7 @@ def test_the_page_reads_recordings_of_cameras_as_python_does():
 @needs_node
 def test_bad_files_are_named_and_nothing_else_happens(tmp_path):
     """Cut and flipped files: the page refuses them by name, or reads what Python reads."""
-    events, random = event_files.recording(60), np.random.default_rng(0)
+    events, random = event_encoders.recording(60), np.random.default_rng(0)
     files = []
     for name in ("evt2.raw", "evt3.raw", "a.aedat4", "lz4.aedat4", "b.npy", "named.csv"):
         whole = np.frombuffer(CASES[name](events), np.uint8)
