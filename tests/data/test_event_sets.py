@@ -301,6 +301,7 @@ def test_real_packs_are_whole(shared_data: Path):
     assert data.labels[:5].tolist() == [5, 0, 4, 1, 9]
 
 
+@pytest.mark.slow
 def test_a_fifth_of_a_real_shard_of_ncars_is_held_out_in_every_fold(shared_data: Path):
     pack = shared_data / "ncars_train_0.npz.xz"
     labels = NCars(pack).labels

@@ -101,6 +101,7 @@ def edit(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_anew_when_a_file_changes_that_its_own_imports(sample: Path):
     assert run(sample) == (60, 0, 1)
     edit(sample / "drivers.py", "main()", "main() # again")

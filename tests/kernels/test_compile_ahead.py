@@ -131,6 +131,7 @@ for precision in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plan", "spconv"])
 def test_what_compiles_ahead_is_what_a_step_launches(kind):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -234,6 +234,7 @@ def test_a_cut_and_padded_batch_has_the_loss_of_its_clouds():
         assert losses[1].item() == pytest.approx(wanted[1].item())
 
 
+@pytest.mark.slow
 def test_a_network_learns_parts_and_is_judged_by_mean_iou(tmp_path):
     results = run(recipe(), labelled(48), labelled(16, seed=1), tmp_path, progress=False)
     assert results is not None

@@ -67,6 +67,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out / "run"
 
 
+@pytest.mark.slow
 def test_a_short_run_beats_the_mean_position_of_each_recording_by_far(run):
     results = json.loads((run / "results.json").read_text())
     assert results["valid_rms"] < 0.5 * results["valid_rms_of_the_mean"]

@@ -112,6 +112,7 @@ def test_however_often_a_run_is_killed_it_ends_the_same(tmp_path, choice):
         assert_same(tmp_path / "whole", tmp_path / str(number))
 
 
+@pytest.mark.slow
 def test_two_kills_after_a_checkpoint_at_the_end_of_an_epoch_train_no_epoch_twice(tmp_path):
     recipe, options, valid = settings_of(SETTINGS[3])
     run(recipe, shapes(9, 16), valid, tmp_path / "whole", **options)
