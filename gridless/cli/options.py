@@ -75,7 +75,7 @@ def limited(data: Any, limit: int | None) -> Any:
     return data.take(torch.linspace(0, len(data) - 1, min(limit, len(data))).long())
 
 
-def in_options(message: object, command: str = "stream") -> str:
+def in_options(message: object, command: str) -> str:
     """A message of the library with options of a command instead of arguments: `--topic NAME`, not `topic=...`."""
     if command in ("train", "precompute", "stats"):
         repair, topic = r"--set data_options.repair=\1", "--set data_options.topic=NAME"

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import typer
 
-from gridless.cli.options import in_options
 from gridless.kernels.progress import is_terminal, shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
@@ -123,8 +122,6 @@ def stream(
     except BrokenPipeError:
         # The reader of the predictions has closed the pipe. The rest of the buffer is written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except ValueError as error:
-        raise ValueError(in_options(error)) from error
     finally:
         if isinstance(packets, Buffered):
             packets.close()
@@ -193,10 +190,7 @@ def _check_source(source: str, repairs: list[str], crop: str | None, topic: str 
     if is_recording_of_ros:
         from gridless.data.readers.events.ros import check_topic
 
-        try:
-            check_topic(Path(source), topic)
-        except ValueError as error:
-            raise ValueError(in_options(error)) from error
+        check_topic(Path(source), topic)
     host, port = _address(source)
     if source.startswith("udp://") and (not host or not port.isdigit()):
         raise ValueError(f"--input is {source!r}. Give udp://HOST:PORT.")

@@ -39,8 +39,8 @@ _on_disk = True
 def njit(inner: bool = False, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit`; with `cache=True` a function is compiled anew when a file changes that its own one imports.
 
-    inner    only other kernels call it. Without its entry from Python, which takes every array apart, a first run
-             compiles in four fifths of the time
+    inner    only other kernels call it. It is optimised and kept on disk as part of each of them, without an entry
+             from Python
     """
 
     announce_compilation()

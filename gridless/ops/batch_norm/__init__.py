@@ -20,9 +20,8 @@ from torch import Tensor
 from gridless.backends import implementation
 from gridless.ops.batch_norm import reference
 from gridless.ops.batch_norm.reference import Running
+from gridless.ops.checks import FLOATS
 from gridless.ops.operator import by_reference, eager, operator, traced
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def batch_norm(

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.checks import FLOATS
 from gridless.ops.edge_max import reference
 from gridless.ops.operator import by_reference, operator, refuse_transforms
 from gridless.structures.edges import Edges, transposed
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def edge_max(features: Tensor, edges: Edges) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gridless import backends
+from gridless.ops.checks import autocast
 from gridless.ops.operator import refuse_transforms
 from gridless.ops.point_conv import registered
 from gridless.ops.point_conv.checks import check_bias, check_described, check_features, checked_function
@@ -67,7 +68,7 @@ def point_conv(
     backend = backends.backend_for(edges.device)
     if backend != "reference":
         refuse_transforms("point_conv")
-    features, weight, bias = _autocast(edges.device.type, features, weight, bias)
+    features, weight, bias = autocast(edges.device.type, features, weight, bias)
     arguments = source_coords, target_coords, radius, basis, falloff, normalise
     near = _neighbours(edges, *arguments, *(() if backend == "reference" else (features, weight, source_coords)))
     check_features(features, weight, bias, edges, basis)
@@ -158,16 +159,6 @@ def compile_ahead(
         out, inverse = gpu.conv(features, like, added, near, transforms_first(order, weight.shape, near))
         if backward:
             gpu.conv_backward(out, features, like, inverse, near, needs_features, True, bias is not None)
-
-
-def _autocast(
-    device: str, features: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Features and parameters in the dtype of autocast; coordinates keep theirs."""
-    if not torch.is_autocast_enabled(device) or not features.is_floating_point() or features.dtype == torch.float64:
-        return features, weight, bias
-    dtype = torch.get_autocast_dtype(device)
-    return features.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def _neighbours(

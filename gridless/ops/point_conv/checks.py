@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gridless.ops.checks import check_rows
 from gridless.ops.point_conv.contract import Neighbours
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
 from gridless.structures.edges import Edges
-from gridless.structures.rows import shape_in_words
 
 FALLOFFS = ("linear", None)
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def checked_function(
@@ -53,13 +52,7 @@ def checked_function(
 def check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
     # Each is read once: this runs at every call.
     shape, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
-    if dtype not in FLOATS:
-        raise TypeError(f"point_conv: features must be floating point, not {dtype}. Use .float().")
-    if len(shape) != 2 or shape[0] != edges.num_source:
-        raise ValueError(
-            f"point_conv: the edges have {edges.num_source} sources, so features must be "
-            f"({edges.num_source}, channels), not {shape_in_words(features)}"
-        )
+    check_rows("point_conv", features, edges.num_source)
     known = len(theta) in (2, 3) and theta[0] == basis.size
     if not known or theta[1] != shape[1]:
         reason = f"features have {shape[1]} channels, and the layer takes {theta[1]}: " if known else ""

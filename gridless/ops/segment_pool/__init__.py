@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.checks import FLOATS
 from gridless.ops.operator import by_reference, operator
 from gridless.ops.segment_pool import reference
 from gridless.ops.segment_pool.reference import over
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def segment_max(features: Tensor, splits: Tensor) -> Tensor:

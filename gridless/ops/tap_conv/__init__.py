@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from gridless import backends
+from gridless.ops.checks import autocast, check_rows
 from gridless.ops.tap_conv import reference, registered
-from gridless.structures.rows import shape_in_words
 from gridless.structures.tap_edges import TapEdges
-
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def tap_conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> Tensor:
@@ -34,7 +32,7 @@ def tap_conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEd
         raise TypeError(
             f"tap_conv: edges must be TapEdges, such as submanifold_taps(sites), not {type(edges).__name__}"
         )
-    features, weight, bias = _autocast(edges.device.type, features, weight, bias)
+    features, weight, bias = autocast(edges.device.type, features, weight, bias)
     _check(features, weight, bias, edges)
     backend = backends.backend_for(edges.device)
     if backend == "reference":
@@ -70,24 +68,9 @@ def compile_ahead(weight: Tensor, has_bias: bool, symmetric: bool, needs: tuple[
             gpu.conv_backward(out, like[0, :, :1].t(), like, edges, *needs, False)
 
 
-def _autocast(
-    device: str, features: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    if not torch.is_autocast_enabled(device) or not features.is_floating_point() or features.dtype == torch.float64:
-        return features, weight, bias
-    dtype = torch.get_autocast_dtype(device)
-    return features.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-
-
 def _check(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> None:
     rows, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
-    if dtype not in FLOATS:
-        raise TypeError(f"tap_conv: features must be floating point, not {dtype}. Use .float().")
-    if len(rows) != 2 or rows[0] != edges.num_source:
-        raise ValueError(
-            f"tap_conv: the edges have {edges.num_source} sources, so features must be ({edges.num_source}, channels), "
-            f"not {shape_in_words(features)}"
-        )
+    check_rows("tap_conv", features, edges.num_source)
     if len(theta) != 3 or theta[0] != edges.num_taps or theta[1] != rows[1]:
         raise ValueError(
             f"tap_conv: weight must be (taps = {edges.num_taps}, in channels = {rows[1]}, out channels), "

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.checks import FLOATS
 from gridless.ops.operator import by_reference, operator
 from gridless.ops.segment_pool.reference import over
 from gridless.ops.voxel_mean import reference
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> Tensor:
