@@ -226,6 +226,8 @@ def ends_of(plan: Plan, name: str) -> tuple[str, str]:
     if step.op == "transpose":
         source, target = ends_of(plan, step.inputs[0])
         return target, source
+    if step.op == "without_self":
+        return ends_of(plan, step.inputs[0])
     return step.inputs[0], step.inputs[1]
 
 
