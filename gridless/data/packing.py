@@ -25,12 +25,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import types
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from torch import Tensor
@@ -38,8 +38,9 @@ from torch import Tensor
 from gridless.data.errors import FormatError
 from gridless.data.files import locked, sweep, whole_file, write_whole
 from gridless.kernels import pool
+from gridless.kernels.compile import njit
 from gridless.kernels.progress import bar
-from gridless.kernels.threads import in_threads, num_threads
+from gridless.kernels.threads import even_ranges, in_threads, num_threads
 from gridless.structures import Cloud, Events, Rows
 
 INDEX = "pack.json"
@@ -49,6 +50,8 @@ VERSION = 2
 SHARD_BYTES = 1 << 26
 # Shards whose files stay open. Others are opened for each read, because a process may open only 1,024 files.
 OPEN_SHARDS = 256
+# Minimum examples of a batch that a thread reads.
+MIN_READS = 16
 # Bits of an event's word for the signed time since the recording began, in microseconds.
 TIME_BITS = 38
 ROW = "row/"
@@ -303,7 +306,7 @@ class PackFile:
             os.close(self.handle)
 
     def read(self, name: str, first: int, out: np.ndarray) -> None:
-        """Fill `out` with rows of an array, from row `first` on. The GIL is released."""
+        """Fill `out` with rows of an array, from row `first` on."""
         dtype, shape, at = self.arrays[name]
         position = at + first * dtype.itemsize * math.prod(shape[1:])
         view = memoryview(out.reshape(-1).view(np.uint8).data)
@@ -383,6 +386,9 @@ class Pack:
         # The first example and the first row of each shard.
         self.first = np.cumsum([0, *(shard.arrays["size"][1][0] for shard in self.shards)])
         self._rows = self.splits.numpy()[self.first]
+        # The handle of each shard, or -1, and the position of its columns.
+        self._handles = np.array([-1 if s.handle is None else s.handle for s in self.shards], np.int32)
+        self._positions = {name: np.array([s.arrays[name][2] for s in self.shards]) for name in self.columns}
         for k, shard in enumerate(self.shards):
             if any(shard.arrays[name][1][0] != self._rows[k + 1] - self._rows[k] for name in self.columns):
                 raise FormatError(shard.path, f"its arrays do not fit its sizes. {_AGAIN}")
@@ -446,33 +452,30 @@ class Pack:
         At most the first `most` points or events of each example are read.
         """
         device = torch.device(device)
-        return self.batch(index, self.load(index, device.type == "cuda", most), device, most)
+        return self.batch(self.load(index, device.type == "cuda", most), device)
 
     def load(self, index: Tensor, pinned: bool = False, most: int | None = None) -> dict[str, Tensor]:
         """The columns of the examples `index` on the CPU, for `batch`."""
-        sizes = self.sizes_of(index, most).numpy()
-        begins = np.concatenate([[0], np.cumsum(sizes)])
-        columns = {name: self._column(name, int(begins[-1]), pinned) for name in self.columns}
-        # Threads read in the order of the disk, a few shares each.
-        order = np.argsort(index.numpy(), kind="stable")
-        parts = min(len(order), 4 * num_threads())
-        jobs = [(part,) for part in np.array_split(order, max(parts, 1))]
-        in_threads(partial(self._fill, columns, index.numpy(), begins), jobs)
-        return columns
-
-    def batch(self, index: Tensor, columns: Mapping[str, Tensor], device: torch.device, most: int | None = None) -> Any:
-        """The ragged batch of examples `index` from the columns that `load` read, on `device`.
-
-        `most` is how many points or events of each example are taken at most.
-        """
         sizes = self.sizes_of(index, most)
+        splits = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        columns = {name: self._column(name, int(splits[-1]), pinned) for name in self.columns}
+        # Threads read in the order of the disk.
+        order = np.argsort(index.numpy(), kind="stable")
+        parts = max(min(len(order) // MIN_READS, num_threads()), 1)
+        chosen, sizes, begins = (values.numpy()[order] for values in (index, sizes, splits[:-1]))
+        jobs = [(columns, chosen[a:b], sizes[a:b], begins[a:b]) for a, b in even_ranges(len(order), parts)]
+        in_threads(self._fill, jobs)
+        columns |= {"splits": splits, "start": self.starts[index]}
+        return {name: column.pin_memory() if pinned else column for name, column in columns.items()}
+
+    def batch(self, columns: Mapping[str, Tensor], device: torch.device) -> Any:
+        """The ragged batch on `device` of the columns that `load` read."""
         moved = {name: column.to(device, non_blocking=True) for name, column in columns.items()}
-        splits = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(device)
+        splits = moved["splits"]
         rows = Rows({name: moved[f"{ROW}{name}"] for name in self.row_names})
         if not self.is_events:
             return Cloud.made(coords=moved["coords"], splits=splits, rows=rows, directions=self.directions)
-        start = self.starts[index].to(device)
-        return events_of(moved["word"], start, splits, self.bits, self.sensor, rows).trusted()
+        return events_of(moved["word"], moved["start"], splits, self.bits, self.sensor, rows).trusted()
 
     def sizes_of(self, index: Tensor, most: int | None = None) -> Tensor:
         """(B) the number of points or events of the examples `index`, at most `most` each."""
@@ -485,14 +488,46 @@ class Pack:
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
         return torch.empty((count, *shape[1:]), dtype=kind, pin_memory=pinned)
 
-    def _fill(self, columns: Mapping[str, Tensor], index: np.ndarray, begins: np.ndarray, share: np.ndarray) -> None:
-        """Read the examples index[share] into their rows of the columns."""
-        splits, shards = self.splits.numpy(), np.searchsorted(self.first, index[share], side="right") - 1
-        for place, k in zip(share.tolist(), shards.tolist()):
-            a, b = int(begins[place]), int(begins[place + 1])
-            row = int(splits[index[place]] - self._rows[k])
+    def _fill(self, columns: Mapping[str, Tensor], index: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> None:
+        """Read the first `sizes` rows of the examples `index` into the columns, from the rows `begins` on."""
+        shards = np.searchsorted(self.first, index, side="right") - 1
+        rows, handles = self.splits.numpy()[index] - self._rows[shards], self._handles[shards]
+        opened = {int(k): os.open(self.shards[k].path, os.O_RDONLY) for k in np.unique(shards[handles < 0])}
+        try:
+            for k, handle in opened.items():
+                handles[shards == k] = handle
             for name, column in columns.items():
-                self.shards[k].read(name, row, column.numpy()[a:b])
+                width = column.element_size() * math.prod(column.shape[1:])
+                reads = self._positions[name][shards] + rows * width, sizes * width, column.data_ptr() + begins * width
+                k = _read_all(handles, *reads)
+                while k < len(index):
+                    # The same read in Python raises the error, or ends what a signal interrupted.
+                    out = column.numpy()[begins[k] : begins[k] + sizes[k]]
+                    self.shards[shards[k]].read(name, int(rows[k]), out)
+                    k += 1 + _read_all(handles[k + 1 :], *(values[k + 1 :] for values in reads))
+        finally:
+            for handle in opened.values():
+                os.close(handle)
+
+
+# ssize_t pread(int, void *, size_t, off_t)
+_pread = types.ExternalFunction("pread", types.intp(types.int32, types.uintp, types.uintp, types.int64))
+
+
+@njit(nogil=True, cache=True)
+def _read_all(handles: Any, positions: Any, counts: Any, addresses: Any) -> Any:
+    """Read `counts` bytes at `positions` of files to memory: one call for many small reads, in which Python may run.
+
+    The number of reads before the first that failed.
+    """
+    for k in range(len(handles)):
+        done = 0
+        while done < counts[k]:
+            count = _pread(handles[k], np.uint64(addresses[k] + done), np.uint64(counts[k] - done), positions[k] + done)
+            if count <= 0:
+                return k
+            done += count
+    return len(handles)
 
 
 def _common(shard: PackFile) -> dict[str, str]:

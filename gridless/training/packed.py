@@ -127,7 +127,7 @@ class PackedSet(TrainingSet):
     def cut(self, index: Tensor) -> Any:
         reading, chosen, pinned = self.expected.pop(_key(index), None), self.index[index], self.device.type == "cuda"
         columns = self.pack.load(chosen, pinned, self.most) if reading is None else reading.result()
-        return self._numbered(self.pack.batch(chosen, columns, self.device, self.most))
+        return self._numbered(self.pack.batch(columns, self.device))
 
     def _numbered(self, examples: Any) -> Any:
         """The same examples, with labels of points as int64 indices into `codes` in the rows `part`."""

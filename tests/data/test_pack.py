@@ -266,6 +266,17 @@ def test_random_changes_of_a_shard_never_crash(tmp_path: Path):
             pass
 
 
+@pytest.mark.parametrize("open_shards", [256, 0])
+def test_a_shard_that_becomes_shorter_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_shards: int):
+    monkeypatch.setattr(packs, "OPEN_SHARDS", open_shards)
+    packed = gl.data.pack(Recordings(40), tmp_path / "p")
+    shard = packed.shards[-1].path
+    os.truncate(shard, shard.stat().st_size // 2)
+    with pytest.raises(FormatError, match=rf"{shard.name}: .*shorter"):
+        packed.read(torch.arange(40))
+    assert same(packed.read(torch.arange(10)), gl.collate([recording(i) for i in range(10)]))
+
+
 def test_a_pack_is_pickled_by_its_path(tmp_path: Path):
     import pickle
 
