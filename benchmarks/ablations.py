@@ -102,9 +102,6 @@ def timed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
     job, _ = prepared(name, 0, arguments)
     times = []
     for epoch in range(min(TIMED, arguments.epochs)):
@@ -117,9 +114,11 @@ def timed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     return {"seconds_per_epoch": statistics.median(times[1:] or times), "peak_mib": peak}
 
 
-def command(name: str, seed: int, arguments: argparse.Namespace, folder: Path) -> subprocess.Popen:
+def command(name: str, seed: int | None, arguments: argparse.Namespace, folder: Path) -> subprocess.Popen:
+    """A run from a seed, or the times of a variant, in a process of its own."""
     command = [sys.executable, __file__, "--data", str(arguments.data), "--epochs", str(arguments.epochs)]
-    command += ["--one", name, "--seed", str(seed), "--out", str(arguments.out)]
+    command += ["--one", name, "--out", str(arguments.out)]
+    command += ["--times"] if seed is None else ["--seed", str(seed)]
     command += ["--density"] if arguments.density else []
     command += ["--limit", str(arguments.limit)] if arguments.limit else []
     log = open(folder / f"{name}-{seed}.log", "w")  # noqa: SIM115
@@ -137,6 +136,13 @@ def collect(arguments: argparse.Namespace, variants: dict[str, Any]) -> list[dic
         keep(arguments.out, {"machine": machine(), "epochs": arguments.epochs, "runs": runs, "times": times,
                              "rows": table(runs, times, variants)})  # fmt: skip
 
+    def result(name: str, seed: int | None, process: subprocess.Popen) -> Any:
+        text = (folder / f"{name}-{seed}.log").read_text().splitlines()
+        if process.returncode:
+            print(f"{name}, {seed} failed:", *text[-6:], sep="\n  ", flush=True)
+            return None
+        return json.loads(text[-1])
+
     done = {(run["name"], run["seed"]) for run in runs}
     waiting = [(name, seed) for seed in range(arguments.seeds) for name in variants if (name, seed) not in done]
     running: dict[tuple[str, int], subprocess.Popen] = {}
@@ -149,17 +155,19 @@ def collect(arguments: argparse.Namespace, variants: dict[str, Any]) -> list[dic
             if process.poll() is None:
                 continue
             del running[key]
-            text = (folder / f"{key[0]}-{key[1]}.log").read_text().splitlines()
-            if process.returncode:
-                print(f"{key} failed:", *text[-6:], sep="\n  ", flush=True)
-                continue
-            runs.append(json.loads(text[-1]))
-            store()
-            print(runs[-1], flush=True)
+            run = result(*key, process)
+            if run is not None:
+                runs.append(run)
+                store()
+                print(run, flush=True)
     for name in variants if not arguments.density and not arguments.untimed else ():
         if name not in times:
-            times[name] = timed(name, arguments)
-            store()
+            process = command(name, None, arguments, folder)
+            process.wait()
+            figures = result(name, None, process)
+            if figures is not None:
+                times[name] = figures
+                store()
     return table(runs, times, variants)
 
 
@@ -213,12 +221,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--times", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--untimed", action="store_true", help="accuracies only, while other work runs beside them")
     arguments = parser.parse_args()
     name = "density" if arguments.density else "ablations"
     arguments.out = arguments.out or RESULTS / "reproduction" / f"{name}.json"
     if arguments.one is not None:
-        print(json.dumps(one(arguments.one, arguments.seed, arguments)))
+        figures = timed(arguments.one, arguments) if arguments.times else one(arguments.one, arguments.seed, arguments)
+        print(json.dumps(figures))
         return
     variants = DENSITY if arguments.density else VARIANTS
     variants = {n: variants[n] for n in arguments.only or variants}

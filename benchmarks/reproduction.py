@@ -384,13 +384,14 @@ Terms: *monomials* are products of powers of the coordinates; *kernel points* ar
 
 """
 
-FINDINGS = """- **Order.** The second order is worth 11 points over the first; a third adds nothing. A kernel of order 0 is a mean: where all
-  points have the same features, it sees nothing of the cloud.
-- **Normalised weights matter, their fall-off does not.** Without normalisation features grow with the number of neighbours, and
-  accuracy depends on the seed.
-- **Ball or nearest** have the same accuracy. Nearest neighbours take 1.3 times the time and up to three times the memory.
-- **Samplers.** Rejection keeps points at a fixed distance, from a thinned cloud as from a whole one. The others keep a fifth of the
-  points, so fewer of a thinned cloud, and training thins clouds. Radii were not tuned again for them.
+FINDINGS = """- **Order.** The second order is worth 11 points over the first; a third adds nothing. A kernel of order 0
+  is a mean: where all points have the same features, it sees nothing of the cloud.
+- **Normalised weights matter, their fall-off does not.** Without normalisation features grow with the number of
+  neighbours, and accuracy depends on the seed.
+- **Ball or nearest** have the same accuracy. Nearest neighbours take 1.3 times the time and two to three times the
+  memory.
+- **Samplers.** Rejection keeps points at a fixed distance, from a thinned cloud as from a whole one. The others keep a
+  fifth of the points, so fewer of a thinned cloud, and training thins clouds. Radii were not tuned again for them.
 - **Self-edges** can be left out.
 """
 
@@ -408,8 +409,9 @@ def ablations() -> str:
         columns = ["", "accuracy, %", "deviation", "seeds", "s an epoch", "peak, MiB"]
         machine = r["ablations"]["machine"]
         parts[-1] += (
-            f"Trained for {r['ablations']['epochs']} epochs with dropped points, judged on held-out clouds of 1,024 points. "
-            f"The recipe itself takes 360 epochs. Captured steps, TF32, {machine['gpu']}.\n\n{table(columns, rows)}"
+            f"Trained for {r['ablations']['epochs']} epochs with dropped points, judged on held-out clouds of 1,024 "
+            f"points. The recipe itself takes 360 epochs. Captured steps, TF32, {machine['gpu']}.\n\n"
+            + table(columns, rows)
         )
         parts.append(FINDINGS)
         parts.append("![Accuracy with each choice](images/ablations.png)\n")

@@ -15,14 +15,15 @@ not measured again: started anew, the script goes on where it ended.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import shutil
 import statistics
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,6 @@ def jobs(part: str | None) -> list[dict[str, Any]]:
     return [row for row in rows if part in (None, row["part"])]
 
 
-def reset() -> None:
-    gc.collect()
-    if CUDA:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
 def peak() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**20 if CUDA else None
 
@@ -85,7 +79,6 @@ class EpochClock:
 
 def epoch_seconds(recipe: Any, clouds: TrainingSet, folder: Path, warm: int, timed: int) -> float:
     """The median time of `timed` epochs after `warm` epochs, in which kernels are compiled and graphs are captured."""
-    reset()
     clock = EpochClock()
     result = run(
         recipe.changed(epochs=warm + timed + 1), clouds, None, folder / "run",
@@ -117,8 +110,9 @@ def ours(row: dict[str, Any], clouds: TrainingSet, warm: int = WARM, timed: int 
     return figures | {"peak_mib": peak()}
 
 
-def measured(row: dict[str, Any], clouds: TrainingSet, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row with its figures, or with why there are none."""
+def measured(row: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """One row with its figures, or with why there are none. It runs in a process of its own, for the peak."""
+    clouds = load_data(load_recipe(NETWORKS[0]), arguments.data, "train").take(torch.arange(arguments.limit))
     if CUDA and row["part"] == "limit":
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, LIMIT_GB * 1e9 / whole))
@@ -126,15 +120,11 @@ def measured(row: dict[str, Any], clouds: TrainingSet, arguments: argparse.Names
     try:
         if row["part"] == "peers":
             kind = {k.__name__: k for k, _ in PEERS}[row["network"]]
-            reset()
             place = clouds.to("cuda" if CUDA else "cpu")
             return row | peer(place, kind, row["batch"], max(5, 1000 // row["batch"]) if CUDA else 1)
         return row | ours(row, clouds, arguments.warm, arguments.timed)
     except torch.OutOfMemoryError:
         return row | {"error": "out of memory"}
-    finally:
-        if CUDA and row["part"] == "limit":
-            torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def main() -> None:
@@ -147,7 +137,6 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=None, help="of these batch sizes only")
     parser.add_argument("--out", type=Path, default=RESULTS / "reproduction" / "table3.json")
     arguments = parser.parse_args()
-    clouds = load_data(load_recipe(NETWORKS[0]), arguments.data, "train").take(torch.arange(arguments.limit))
     content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {"rows": []}
     rows: list[dict[str, Any]] = content["rows"]
     names = ("part", "network", "batch", "points")
@@ -155,7 +144,8 @@ def main() -> None:
     for row in jobs(arguments.part):
         if tuple(row[name] for name in names) in done or row["batch"] not in (arguments.batches or BATCHES):
             continue
-        row = measured(row, clouds, arguments)
+        with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+            row = alone.submit(measured, row, arguments).result()
         rows.append(row)
         keep(arguments.out, {"machine": machine(), "examples": arguments.limit, "rows": rows})
         print(row, flush=True)
