@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import DATA, RESULTS, cores, keep, machine
+from common import DATA, RESULTS, ROOT, cores, keep, machine
 from direct import Run
 
 import gridless as gl
@@ -35,6 +35,7 @@ from gridless.training import PackedSet, TrainingSet, load_recipe
 from gridless.training.step import begin_step
 
 CUDA = torch.cuda.is_available()
+OUT, IMAGE = RESULTS / "out_of_core.json", ROOT / "docs" / "images" / "out_of_core.png"
 SENSOR, CLASSES, EVENTS = (128, 128), 10, 200_000
 MB = 2**20
 
@@ -242,13 +243,13 @@ def draw(result: dict[str, Any], file: Path) -> None:
     axes.plot(seconds, others / 1024, label="processes that pack")
     if gpu.any():
         axes.plot(seconds, gpu / 1024, label="GPU, allocated")
-    axes.axhline(result["in_memory_mb"] / 1024, color="grey", linestyle="--", label="all events in memory")
+    axes.axhline(result["in_memory_mb"] / 1024, color="grey", linestyle="--", label="all events, were they in memory")
     axes.axhline(result["pack_mb"] / 1024, color="grey", linestyle=":", label="the pack on disk")
     for phase in ("pack", "train"):
         inside = [row[0] for row in rows if row[4] == phase]
         if inside:
             axes.axvspan(inside[0], inside[-1], alpha=0.08, color="tab:blue" if phase == "pack" else "tab:green")
-            axes.text(inside[0], axes.get_ylim()[1] * 0.93, f" {phase}")
+            axes.text(inside[0], axes.get_ylim()[1] * 0.85, f" {phase}")
     axes.set(xlabel="seconds", ylabel="GiB", title=f"{result['events'] / 1e9:.2g} billion events")
     axes.set_ylim(bottom=0)
     axes.legend(loc="center right", fontsize=8)
@@ -267,24 +268,23 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=cores(), help="processes that pack")
     parser.add_argument("--device", default="cuda" if CUDA else "cpu")
     parser.add_argument("--folder", type=Path, help="where packs are written, and removed afterwards")
-    parser.add_argument("--out", type=Path, default=RESULTS / "out_of_core.json")
+    parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.folder))
-    result: dict[str, Any] = {"machine": machine()}
-    if options.out.is_file():
-        # The two halves are measured by two calls.
-        result = json.loads(options.out.read_text()) | result
+    # The two halves are measured by two calls, on two machines.
+    result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
     try:
         if options.events:
             settings = options.seconds, options.device, options.batch, options.workers
-            result["large"] = large(options.events, folder, *settings)
-            draw(result["large"], options.out.with_suffix(".png"))
-            print({name: value for name, value in result["large"].items() if name != "memory"}, flush=True)
+            result["large"] = {"machine": machine(), **large(options.events, folder, *settings)}
+            draw(result["large"], IMAGE if options.out == OUT else options.out.with_suffix(".png"))
+            print({k: v for k, v in result["large"].items() if k != "memory"}, flush=True)
         else:
             settings = folder, options.epochs, options.device, options.limit
-            result["epochs"] = [epochs(name, options.data, *settings) for name in options.recipes]
-            for row in result["epochs"]:
-                print({name: value for name, value in row.items() if name != "times_s"}, flush=True)
+            rows = [epochs(name, options.data, *settings) for name in options.recipes]
+            result["epochs"] = {"machine": machine(), "rows": rows}
+            for row in rows:
+                print({k: v for k, v in row.items() if k != "times_s"}, flush=True)
         keep(options.out, result)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
