@@ -229,9 +229,9 @@ def _conv(
 
 
 def _precision(name: str) -> Any:
-    from gridless.ops.point_conv import gpu
+    from gridless.ops.point_conv.gpu import convolution
 
-    return mock.patch.object(gpu, "_precision", return_value=name)
+    return mock.patch.object(convolution, "_precision", return_value=name)
 
 
 def convolutions() -> None:

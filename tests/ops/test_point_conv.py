@@ -628,11 +628,11 @@ def bias_alone(device, dtype, targets, p):
 @interpreted
 @pytest.mark.parametrize(("dtype", "p"), [(torch.float64, 130), (torch.float32, 128), (torch.float16, 3)])
 def test_interpreted_gradient_of_the_bias(monkeypatch, dtype, p):
-    from gridless.ops.point_conv import gpu
+    from gridless.ops.point_conv.gpu import convolution
 
     # At most 4 programs of few rows, which take several tiles each.
-    monkeypatch.setattr(gpu, "processors", lambda device: 1)
-    monkeypatch.setattr(gpu, "COLUMN_TILE", 2048 if p > 100 else 128)
+    monkeypatch.setattr(convolution, "processors", lambda device: 1)
+    monkeypatch.setattr(convolution, "COLUMN_TILE", 2048 if p > 100 else 128)
     with gl.use_backend("gpu"):
         bias_alone("cpu", dtype, 200, p)
 
@@ -661,9 +661,9 @@ def test_interpreted_featureless_kernels(basis):
 
 @interpreted
 def test_interpreted_kernels_cut_large_clouds_into_chunks(monkeypatch):
-    from gridless.ops.point_conv import gpu
+    from gridless.ops.point_conv.gpu import convolution
 
-    monkeypatch.setattr(gpu, "CHUNK", 1)
+    monkeypatch.setattr(convolution, "CHUNK", 1)
     edges = Edges(torch.arange(141).clamp_max(137), torch.arange(137) % 130, 130)
     torch.manual_seed(0)
     tensors = [torch.randn(*s, dtype=torch.float64) for s in ((130, 2), (2, 2, 3), (3,))]
