@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
@@ -21,7 +22,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, (least, most) in self.bounds.items():
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not least <= value <= most:
+            if not isinstance(value, int | float | np.integer | np.floating) or not least <= value <= most:
                 ends = f"from {least:g} to {most:g}" if most < FINITE else f"of {least:g} or more"
                 raise ValueError(f"{type(self).__name__}: {name} must be a number {ends}, not {value!r}")
 

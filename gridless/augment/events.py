@@ -100,21 +100,31 @@ class Rotate(EventTransform):
 
 
 @dataclass(frozen=True)
-class Zoom(EventTransform):
-    """Magnify about the middle of the sensor by a factor whose logarithm is uniform between log(low) and log(high)."""
+class _Factor(EventTransform):
+    """Base of transforms by a factor whose logarithm is uniform between log(low) and log(high)."""
 
     low: float
     high: float
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high:
-            raise ValueError(f"Zoom: low is {self.low}, high {self.high}. They must be 0 < low <= high.")
+            name = type(self).__name__
+            raise ValueError(f"{name}: low is {self.low}, high {self.high}. They must be 0 < low <= high.")
+
+    def factor(self, events: Events, draws: Draws) -> Tensor:
+        """The factor of each recording (B)."""
+        return draw(events, draws, math.log(self.low), math.log(self.high)).exp()
+
+
+@dataclass(frozen=True)
+class Zoom(_Factor):
+    """Magnify about the middle of the sensor by a factor whose logarithm is uniform between log(low) and log(high)."""
 
     def describe(self) -> str:
         return f"{self.low:g} to {self.high:g} times the size"
 
     def apply(self, events: Events, draws: Draws) -> Events:
-        factor = draw(events, draws, math.log(self.low), math.log(self.high)).exp()[events.example]
+        factor = self.factor(events, draws)[events.example]
         return moved(events, (events.pixel - centre(events)) * factor[:, None] + centre(events))
 
 
@@ -183,21 +193,14 @@ class ReverseTime(EventTransform):
 
 
 @dataclass(frozen=True)
-class StretchTime(EventTransform):
+class StretchTime(_Factor):
     """Play slower or faster: times since the first event times a factor, log-uniform between low and high."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low <= self.high:
-            raise ValueError(f"StretchTime: low is {self.low}, high {self.high}. They must be 0 < low <= high.")
 
     def describe(self) -> str:
         return f"{1 / self.high:.3g} to {1 / self.low:.3g} times the speed"
 
     def apply(self, events: Events, draws: Draws) -> Events:
-        factor = draw(events, draws, math.log(self.low), math.log(self.high)).exp()[events.example]
+        factor = self.factor(events, draws)[events.example]
         first = first_times(events)
         return replaced(events, time=first + ((events.time - first) * factor).round().long())
 
@@ -229,9 +232,7 @@ class ThinTo(EventTransform):
 
     least: int
 
-    def __post_init__(self) -> None:
-        if self.least < 1:
-            raise ValueError(f"ThinTo: least must be at least 1, not {self.least}")
+    bounds: ClassVar = {"least": (1, FINITE)}
 
     def describe(self) -> str:
         return f"events left out, down to {self.least:,}"
@@ -258,22 +259,14 @@ class SwapPolarity(EventTransform):
 
 
 @dataclass(frozen=True)
-class Stretch(EventTransform):
+class Stretch(_Factor):
     """Magnify x and y each by a factor of its own, log-uniform between low and high, from the pixel at the origin."""
-
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low <= self.high:
-            raise ValueError(f"Stretch: low is {self.low}, high {self.high}. They must be 0 < low <= high.")
 
     def describe(self) -> str:
         return f"{self.low:g} to {self.high:g} times the width and the height"
 
     def apply(self, events: Events, draws: Draws) -> Events:
-        low, high = math.log(self.low), math.log(self.high)
-        factor = torch.stack([draw(events, draws, low, high).exp() for _ in range(2)], 1)[events.example]
+        factor = torch.stack([self.factor(events, draws) for _ in range(2)], 1)[events.example]
         return moved(events, ((events.pixel + 0.5) * factor).floor())
 
 
@@ -414,9 +407,7 @@ class PoolPixels(EventTransform):
 
     size: int
 
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"PoolPixels: size must be 1 or more, not {self.size}")
+    bounds: ClassVar = {"size": (1, FINITE)}
 
     def describe(self) -> str:
         return f"{self.size} x {self.size} pixels as one"

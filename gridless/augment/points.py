@@ -147,9 +147,7 @@ class First(PointTransform):
 
     count: int
 
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"First: count must be at least 1, not {self.count}")
+    bounds: ClassVar = {"count": (1, FINITE)}
 
     def describe(self) -> str:
         return f"the first {self.count} points"

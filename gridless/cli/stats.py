@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +76,7 @@ def collect(
             if line.startswith("X"):
                 rows[label].append(value.sizes)
             else:
-                target = geometry[_target(plan, line)]
+                target = geometry[_ends(plan, line)[1]]
                 counts = value.counts.view(len(target), -1).sum(1)
                 neighbours[label].append(counts)
                 before = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -123,20 +123,12 @@ def _examples(recipe: Any, root: Path | None, split: str, limit: int | None) -> 
             advance(len(part))
 
 
-def _target(plan: Any, line: str) -> str:
-    """The cloud or stream whose points have the neighbours of a line."""
+def _ends(plan: Any, line: str) -> Sequence[str]:
+    """The cloud or stream of the neighbours of a line, and that of the points that have them."""
     step = plan.steps[line]
-    if step.op == "transpose":
-        return _source(plan, step.inputs[0])
-    return _target(plan, step.inputs[0]) if step.op == "without_self" else step.inputs[1]
-
-
-def _source(plan: Any, line: str) -> str:
-    """The cloud or stream whose points are the neighbours of a line."""
-    step = plan.steps[line]
-    if step.op == "transpose":
-        return _target(plan, step.inputs[0])
-    return _source(plan, step.inputs[0]) if step.op == "without_self" else step.inputs[0]
+    if step.op == "without_self":
+        return _ends(plan, step.inputs[0])
+    return _ends(plan, step.inputs[0])[::-1] if step.op == "transpose" else step.inputs[:2]
 
 
 def _summary(parts: list[Tensor]) -> dict[str, float]:

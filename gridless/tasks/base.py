@@ -108,6 +108,14 @@ class Task:
         """The random augmentation of each training example, in plain words."""
         return recipe.augment.describe() or "nothing"
 
+    def selected(self, recipe: Recipe, data: TrainingSet, train: bool) -> TrainingSet:
+        """The parts of the examples that `loader` uses."""
+        return data
+
+    def batch_size(self, recipe: Recipe, data: TrainingSet, train: bool) -> int:
+        """The default batch size of `loader` for the selected examples."""
+        return recipe.batch_size
+
     def loader(
         self,
         recipe: Recipe,
@@ -119,9 +127,10 @@ class Task:
     ) -> Loader:
         """The batches of `data` for training; with `train=False` for evaluation, in order and not augmented.
 
-        `plan` computes their geometry; `batch_size` is by default the recipe's; `more` is passed to `Loader`.
+        `plan` computes their geometry; `batch_size` replaces the default of this task; `more` is passed to `Loader`.
         """
-        size = batch_size or recipe.batch_size
+        data = self.selected(recipe, data, train)
+        size = batch_size or self.batch_size(recipe, data, train)
         return Loader(data, plan, size, self.augment(recipe, train), recipe.seed, shuffle=train, **more)
 
     # Learning and judging.

@@ -14,7 +14,6 @@ from gridless.augment.policy import Policy
 from gridless.data.packing import Item, Pack
 from gridless.data.prepare import Preparation
 from gridless.geometry import nearest
-from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Geometry, Rows
 from gridless.tasks.base import Task
 from gridless.tasks.loading import (
@@ -28,7 +27,6 @@ from gridless.tasks.loading import (
 )
 from gridless.tasks.storage import PackSource, check_labelled, examples_of
 from gridless.training.examples import TrainingSet
-from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 
@@ -108,20 +106,14 @@ class CloudTask(Task):
         facts = {"parts": data.parts, "values": data.values}
         return super().about(data) | {name: list(values) for name, values in facts.items() if values}
 
-    def loader(
-        self,
-        recipe: Recipe,
-        data: TrainingSet,
-        plan: Plan,
-        train: bool = True,
-        batch_size: int | None = None,
-        **more: Any,
-    ) -> Loader:
-        data = data.first(recipe.points)
-        if not train:
-            longest = int(data.sizes.max()) if len(data) else 1
-            batch_size = batch_size or max(EVALUATED // max(longest, 1), recipe.batch_size)
-        return super().loader(recipe, data, plan, train, batch_size, **more)
+    def selected(self, recipe: Recipe, data: TrainingSet, train: bool) -> TrainingSet:
+        return data.first(recipe.points)
+
+    def batch_size(self, recipe: Recipe, data: TrainingSet, train: bool) -> int:
+        if train:
+            return recipe.batch_size
+        longest = int(data.sizes.max()) if len(data) else 1
+        return max(EVALUATED // max(longest, 1), recipe.batch_size)
 
     def describe(self, recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
         return [] if data.listing is None else [*describe_folder(data.listing), *describe_clouds(data, model)]

@@ -15,7 +15,6 @@ from gridless.augment.events import Chain, EventTransform, StartAtZero
 from gridless.augment.policy import Policy
 from gridless.data.packing import Item, Pack
 from gridless.kernels.threads import in_threads
-from gridless.plan import Plan
 from gridless.structures import Events, collate
 from gridless.tasks.base import FilePrediction
 from gridless.tasks.classify import NameExamples
@@ -34,7 +33,6 @@ from gridless.tasks.loading import (
 )
 from gridless.tasks.storage import PackSource, examples_of
 from gridless.training.examples import TrainingSet
-from gridless.training.loader import Loader
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 
@@ -140,17 +138,8 @@ class ClassifyRecordings(NameExamples):
         """The transforms of the views: all but the first are augmented."""
         return [chain(recipe, train=vote > 0) for vote in range(votes)]
 
-    def loader(
-        self,
-        recipe: Recipe,
-        data: TrainingSet,
-        plan: Plan,
-        train: bool = True,
-        batch_size: int | None = None,
-        **more: Any,
-    ) -> Loader:
-        size = batch_size or (recipe.batch_size if train else 2 * recipe.batch_size)
-        return super().loader(recipe, data, plan, train, size, **more)
+    def batch_size(self, recipe: Recipe, data: TrainingSet, train: bool) -> int:
+        return recipe.batch_size if train else 2 * recipe.batch_size
 
     def describe(self, recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
         if data.listing is None:
@@ -264,8 +253,7 @@ def _folder(recipe: Recipe, path: Path, split: str, options: dict[str, Any]) -> 
 
     options = _with_sensor(recipe, options)
     folder = made(EventFolder, options, root=path, split=split, progress=True, read=True)
-    numbers = {file: i for i, file in enumerate(folder.listing.files)}
-    files = torch.tensor([numbers[file] for file in folder.files])
+    files = torch.tensor(folder.listing.rows(split))
     return TrainingSet.of(folder.batch(), folder.labels, folder.class_names, files=files, listing=folder.listing)
 
 
@@ -294,7 +282,7 @@ def transform_of(entry: Any) -> EventTransform:
     """An event transform from a recipe: `ReverseTime`, or `{Zoom: [0.85, 1.2]}` with its arguments in order."""
     name, arguments = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, [])
     known = {k: v for k, v in vars(augment).items() if isinstance(v, type) and issubclass(v, EventTransform)}
-    known = {k: v for k, v in known.items() if k not in ("EventTransform", "Chain")}
+    known = {k: v for k, v in known.items() if k not in ("EventTransform", "Chain") and not k.startswith("_")}
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"recipe: transforms: unknown transform {name!r}. Choose from {', '.join(sorted(known))}.")
     try:

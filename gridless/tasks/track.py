@@ -23,7 +23,6 @@ from gridless.augment.draws import Draws
 from gridless.augment.events import Chain, EventTransform, draw, replaced
 from gridless.augment.policy import Policy
 from gridless.data.files import write_whole
-from gridless.plan import Plan
 from gridless.structures import Rows
 from gridless.tasks.base import FilePrediction, Task
 from gridless.tasks.loading import (
@@ -38,7 +37,6 @@ from gridless.tasks.loading import (
     topic_of,
 )
 from gridless.training.examples import TrainingSet, ragged
-from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
 from gridless.training.step import Loss
 
@@ -109,20 +107,13 @@ class Track(Task):
     def describe_augmentation(self, recipe: Recipe) -> str:
         return Turn().describe() if recipe.transforms is None else "nothing"
 
-    def loader(
-        self,
-        recipe: Recipe,
-        data: TrainingSet,
-        plan: Plan,
-        train: bool = True,
-        batch_size: int | None = None,
-        **more: Any,
-    ) -> Loader:
-        """Batches of pieces for training; for an evaluation whole recordings, one at a time."""
-        if not train:
-            return super().loader(recipe, data, plan, train, batch_size or 1, **more)
+    def selected(self, recipe: Recipe, data: TrainingSet, train: bool) -> TrainingSet:
+        """Pieces for training, whole recordings for evaluation."""
         sizes = {name: recipe.data_options.get(name, size) for name, size in PIECES.items()}
-        return super().loader(recipe, pieces(data, **sizes), plan, train, batch_size, **more)
+        return pieces(data, **sizes) if train else data
+
+    def batch_size(self, recipe: Recipe, data: TrainingSet, train: bool) -> int:
+        return recipe.batch_size if train else 1
 
     def loss(self, model: Any, batch: Any, smoothing: float = 0.0) -> Loss:
         """Half the squared distance up to `BEND` pixels, then linear, over the known positions."""
