@@ -72,14 +72,15 @@ void packets(void *state, const net_event *events, const int64_t *ends, size_t n
 
 
 class Cnn(nn.Module):
-    """Three convolutions and two dense layers on counts (B, channels, 50, 50): positions (B, 2) in pixels."""
+    """Five convolutions and two dense layers on counts (B, channels, 50, 50): positions (B, 2) in pixels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for q, p in ((channels, 16), (16, 32), (32, 48)):
-            layers += [nn.Conv2d(q, p, 3, 2, 1, bias=False), nn.BatchNorm2d(p), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(48 * 49, 64), nn.ReLU(), nn.Linear(64, 2))
+        sizes = [(channels, 32, 5, 2), (32, 64, 3, 1), (64, 64, 3, 2), (64, 64, 3, 1), (64, 64, 3, 2)]
+        for q, p, kernel, stride in sizes:
+            layers += [nn.Conv2d(q, p, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(p), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 49, 128), nn.ReLU(), nn.Linear(128, 2))
 
     def forward(self, counts: Tensor) -> Tensor:
         return self.layers(counts.float().log1p()) * 8 + (SIDE - 1) / 2
@@ -109,7 +110,7 @@ def turned(frames: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
 
 
-def train_cnn(data: Spots, windows: Sequence[int], epochs: int, size: int = 64, rate: float = 3e-3) -> Cnn:
+def train_cnn(data: Spots, windows: Sequence[int], epochs: int, size: int = 128, rate: float = 2e-3) -> Cnn:
     """A CNN on counts up to the true times, as the recipe of the network: AdamW, cosine, averaged weights."""
     ends = [known[:, 0].numpy().astype(np.int64) for known in data.positions]
     inputs = torch.cat([counts(events, at, windows) for events, at in zip(data.recordings, ends, strict=True)])
@@ -391,7 +392,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("train", "judge", "pictures"))
     parser.add_argument("--data", type=Path, default=DATA)
-    parser.add_argument("--epochs", type=int, default=5, help="of the CNNs")
+    parser.add_argument("--epochs", type=int, default=12, help="of the CNNs")
     parser.add_argument("--cnn", type=Path, default=Path("runs/track-cnn"), help="the folder of the CNNs' weights")
     parser.add_argument("--weights", type=Path, help="the weights of the network")
     choice = parser.parse_args()
