@@ -180,7 +180,7 @@ def exported() -> None:
 
 
 def files() -> None:
-    """Readers of the formats in which gridless has samples or writes."""
+    """Readers of the formats in which gridless has samples or writes, and of packs."""
     import gridless as gl
     from gridless.data.samples import SAMPLES
 
@@ -199,6 +199,7 @@ def files() -> None:
             file = Path(folder, f"evt{version}.raw")
             file.write_bytes(f"% evt {version}.0\n% geometry 8x8\n".encode() + records)
             gl.read_events(file)
+        gl.data.pack([(recordings[0], 0)], Path(folder, "pack"), progress=False)[0]
 
 
 def small_network(head: str) -> Any:
