@@ -342,7 +342,8 @@ def _weights(page: Page, shipped: Shipped) -> None:
     )
     frame = gl.show(shipped.recording, view="frame").figure()
     caption = f"A digit before the N-Cars network: background, {shipped.background[3]:.0%}."
-    page.row(image(frame, caption), image(_bars(shipped.background), "What it says of all the recordings."))
+    bars = figures.bars((100 * shipped.background).tolist(), "recording", "background (%)")
+    page.row(image(frame, caption), image(bars, "What it says of all the recordings."))
     page.code("model = gl.load('modelnet40-plus')\nprobability = model(model.plan(xyz)).softmax(1)")
 
 
@@ -353,10 +354,6 @@ def _listed(numbers: np.ndarray) -> str:
 
 def _answers(answer: Tensor, names: list[str]) -> str:
     return ", ".join(f"{names[int(k)]} {float(answer[k]):.0%}" for k in answer.argsort(descending=True)[:2])
-
-
-def _bars(background: Tensor) -> Any:
-    return figures.bars([100 * float(p) for p in background], "recording", "background (%)")
 
 
 def _curve(trained: Trained) -> Any:

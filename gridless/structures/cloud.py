@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gridless.structures.base import Ragged, as_splits, index, named_rows, per_row, same, size, splits_of
-from gridless.structures.interchange import held_cloud, narrowest, normals, structured, to_open3d, to_pyg
+from gridless.structures.interchange import PYG, held_cloud, narrowest, normals, numbered, package
 from gridless.structures.rows import NO_ROWS, Rows, tensor_of
 
 
@@ -149,7 +149,16 @@ class Cloud(Ragged):
         `Cloud.of` takes it back, of two dimensions or more; beyond three coordinates are x0, x1 and so on. The
         coordinates alone, (S, D), are `np.asarray(cloud)`.
         """
-        return structured(self)
+        end = len(self) - self.padding
+        axes = [*"xyz"] if self.dim <= 3 else numbered(self.dim)
+        taken = [*"xyz"] if self.dim <= 3 else [*"xyz", *numbered(8)]
+        _refuse_rows("numpy", [name for name in self.rows if name in taken])
+        columns = dict(zip(axes, self.coords.detach()[:end].cpu().numpy().T, strict=False))
+        columns |= {name: rows.detach()[:end].cpu().numpy() for name, rows in self.rows.items()}
+        out = np.empty(end, [(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
+        for name, column in columns.items():
+            out[name] = column
+        return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.coords.detach()[: len(self) - self.padding].cpu().numpy(), dtype=dtype, copy=copy)
@@ -194,11 +203,39 @@ class Cloud(Ragged):
 
     def to_pyg(self) -> Any:
         """A `Data` of PyG, or a `Batch` of several examples: pos, and the rows; `features` are x, `label` is y."""
-        return to_pyg(self)
+        geometric = package("torch_geometric.data", "to_pyg", "torch-geometric")
+        theirs = {ours: name for name, ours in PYG.items()}
+        taken = {"pos", "batch", "ptr", "num_nodes", *(name for name, ours in PYG.items() if ours in self.rows)}
+        if self.num_examples > 1:
+            # PyG takes these names for positions of nodes or examples, and counts on from one example to the next.
+            taken |= {name for name in self.rows if "index" in name or "batch" in name or name == "face"}
+        _refuse_rows("to_pyg", [name for name in self.rows if name in taken])
+        each = []
+        for one in self.examples:
+            rows = {str(theirs.get(name, name)): values for name, values in one.rows.items()}
+            each.append(geometric.Data(pos=one.coords, **rows))
+        return each[0] if len(each) == 1 else geometric.Batch.from_data_list(each)
 
     def to_open3d(self) -> Any:
         """A `PointCloud` of Open3D, with the rows `rgb` and `normal`: it has no others."""
-        return to_open3d(self)
+        if self.dim != 3 or self.num_examples != 1:
+            raise ValueError(
+                f"to_open3d takes one example of 3 dimensions, not {self.num_examples} of {self.dim}. "
+                "Convert one: cloud.examples[i].to_open3d()."
+            )
+        o3d = package("open3d", "to_open3d", "open3d")
+        points = o3d.geometry.PointCloud()
+
+        def vectors(x: Tensor) -> Any:
+            return o3d.utility.Vector3dVector(x.detach()[: len(self) - self.padding].double().cpu().numpy())
+
+        points.points = vectors(self.coords)
+        if "rgb" in self.rows:
+            rgb, whole = self.rows["rgb"], 255 if self.rows["rgb"].dtype == torch.uint8 else 65535
+            points.colors = vectors(rgb if rgb.is_floating_point() else rgb / whole)
+        if "normal" in self.rows:
+            points.normals = vectors(self.rows["normal"])
+        return points
 
     def _facts(self) -> list[str]:
         many = [] if self.num_examples == 1 else [f"{self.num_examples:,} examples"]
@@ -267,6 +304,12 @@ class Cloud(Ragged):
                 f"{what}: {len(bad)} points are not finite, the first is row {inside} of example {example} "
                 f"({self.coords[row].tolist()}). Remove them, e.g. x[x.isfinite().all(1)]."
             )
+
+
+def _refuse_rows(what: str, taken: list[str]) -> None:
+    if taken:
+        rest = 'gl.Cloud(cloud.coords, cloud.splits, rows={"other_name": cloud.rows[...], ...})'
+        raise ValueError(f"{what}: the name of the rows {taken[0]!r} is reserved. Rename them: {rest}")
 
 
 def _as_coords(x: Any) -> Tensor:

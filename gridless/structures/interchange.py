@@ -1,11 +1,11 @@
-"""Clouds and events of other libraries, read and made. None is imported before it is met."""
+"""Clouds and events of other libraries, read. None is imported before it is met."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,8 +64,8 @@ def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray]
             raise ValueError(f"two columns have the name {name!r}")
         by_name[name] = column
     axes = [axis for axis in "xyz" if axis in by_name]
-    if not axes and all(axis in by_name for axis in _numbered(4)):
-        axes = [*takewhile(by_name.__contains__, _numbered(8))]
+    if not axes and all(axis in by_name for axis in numbered(4)):
+        axes = [*takewhile(by_name.__contains__, numbered(8))]
     elif axes[:2] != ["x", "y"]:
         missing = "x" if "x" not in axes else "y"
         raise ValueError(f"the points have no {missing!r}, only {', '.join(by_name)[:200] or 'nothing'}")
@@ -78,7 +78,7 @@ def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray]
     return parts, by_name
 
 
-def _numbered(dim: int) -> list[str]:
+def numbered(dim: int) -> list[str]:
     """The names of more coordinates than there are letters."""
     return [f"x{k}" for k in range(dim)]
 
@@ -207,92 +207,8 @@ def _is_of(x: Any, package: str) -> bool:
     return any(kind.__module__.partition(".")[0] == package for kind in type(x).__mro__)
 
 
-class _Points(Protocol):
-    """The fields of a `Cloud` that are read here; `Cloud` imports this module."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def coords(self) -> Tensor: ...
-
-    @property
-    def splits(self) -> Tensor: ...
-
-    @property
-    def rows(self) -> Any: ...
-
-    @property
-    def padding(self) -> int: ...
-
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def num_examples(self) -> int: ...
-
-    @property
-    def examples(self) -> Any: ...
-
-
-def structured(cloud: _Points) -> np.ndarray:
-    """`Cloud.numpy`."""
-    end = len(cloud) - cloud.padding
-    axes = [*"xyz"] if cloud.dim <= 3 else _numbered(cloud.dim)
-    taken = [*"xyz"] if cloud.dim <= 3 else [*"xyz", *_numbered(8)]
-    _refuse_rows("numpy", cloud, [name for name in cloud.rows if name in taken])
-    columns = dict(zip(axes, cloud.coords.detach()[:end].cpu().numpy().T, strict=False))
-    columns |= {name: rows.detach()[:end].cpu().numpy() for name, rows in cloud.rows.items()}
-    out = np.empty(end, [(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
-    for name, column in columns.items():
-        out[name] = column
-    return out
-
-
-def _refuse_rows(what: str, cloud: _Points, taken: list[str]) -> None:
-    if taken:
-        rest = 'gl.Cloud(cloud.coords, cloud.splits, rows={"other_name": cloud.rows[...], ...})'
-        raise ValueError(f"{what}: the name of the rows {taken[0]!r} is reserved. Rename them: {rest}")
-
-
-def to_pyg(cloud: _Points) -> Any:
-    """`Cloud.to_pyg`."""
-    geometric = package("torch_geometric.data", "to_pyg", "torch-geometric")
-    theirs = {ours: name for name, ours in PYG.items()}
-    taken = {"pos", "batch", "ptr", "num_nodes", *(name for name, ours in PYG.items() if ours in cloud.rows)}
-    if cloud.num_examples > 1:
-        # PyG takes these names for positions of nodes or examples, and counts on from one example to the next.
-        taken |= {name for name in cloud.rows if "index" in name or "batch" in name or name == "face"}
-    _refuse_rows("to_pyg", cloud, [name for name in cloud.rows if name in taken])
-    each = []
-    for one in cloud.examples:
-        rows = {str(theirs.get(name, name)): values for name, values in one.rows.items()}
-        each.append(geometric.Data(pos=one.coords, **rows))
-    return each[0] if len(each) == 1 else geometric.Batch.from_data_list(each)
-
-
-def to_open3d(cloud: _Points) -> Any:
-    """`Cloud.to_open3d`."""
-    if cloud.dim != 3 or cloud.num_examples != 1:
-        raise ValueError(
-            f"to_open3d takes one example of 3 dimensions, not {cloud.num_examples} of {cloud.dim}. "
-            "Convert one: cloud.examples[i].to_open3d()."
-        )
-    o3d = package("open3d", "to_open3d", "open3d")
-    points = o3d.geometry.PointCloud()
-
-    def vectors(x: Tensor) -> Any:
-        return o3d.utility.Vector3dVector(x.detach()[: len(cloud) - cloud.padding].double().cpu().numpy())
-
-    points.points = vectors(cloud.coords)
-    if "rgb" in cloud.rows:
-        rgb = cloud.rows["rgb"]
-        points.colors = vectors(rgb if rgb.is_floating_point() else rgb / (255 if rgb.dtype == torch.uint8 else 65535))
-    if "normal" in cloud.rows:
-        points.normals = vectors(cloud.rows["normal"])
-    return points
-
-
 def package(module: str, what: str, package: str) -> Any:
+    """A module of an optional package, for the function `what`."""
     try:
         return import_module(module)
     except ImportError as error:
