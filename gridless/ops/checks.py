@@ -30,3 +30,19 @@ def check_rows(what: str, features: Tensor, num_source: int) -> None:
             f"{what}: the edges have {num_source} sources, so features must be ({num_source}, channels), "
             f"not {shape_in_words(features)}"
         )
+
+
+def check_parameters(
+    what: str, weight: Tensor, bias: Tensor | None, device: torch.device, features: Tensor | None = None
+) -> None:
+    """Refuse a bias of another size, tensors of different dtypes, and those that are not on the device of the edges."""
+    if bias is not None and bias.shape != weight.shape[-1:]:
+        raise ValueError(f"{what}: bias must be ({weight.shape[-1]},), not {tuple(bias.shape)}")
+    dtype = weight.dtype
+    for name, tensor in (("features", features), ("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        if tensor.dtype != dtype:
+            raise TypeError(f"{what}: weight is {dtype}, {name} {tensor.dtype}. Convert one, or use torch.autocast.")
+        if tensor.device != device:
+            raise ValueError(f"{what}: {name} is on {tensor.device}, the edges on {device}. Use .to(...).")

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from gridless import backends
-from gridless.ops.checks import autocast
+from gridless.ops.checks import autocast, check_parameters
 from gridless.ops.operator import refuse_transforms
 from gridless.ops.point_conv import registered
-from gridless.ops.point_conv.checks import check_bias, check_described, check_features, checked_function
+from gridless.ops.point_conv.checks import check_described, check_features, checked_function
 from gridless.ops.point_conv.contract import Neighbours, PointConvBackend
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
 from gridless.ops.point_conv.order import cheaper_order, transforms_first
@@ -111,9 +111,7 @@ def featureless_conv(
         raise ValueError(
             f"featureless_conv: weight must be (basis.size = {basis.size}, out channels), not {tuple(weight.shape)}"
         )
-    check_bias(bias, weight)
-    if weight.device != edges.device:
-        raise ValueError(f"featureless_conv: weight is on {weight.device}, the edges on {edges.device}. Use .to(...).")
+    check_parameters("featureless_conv", weight, bias, edges.device)
     if backend == "reference":
         from gridless.ops.point_conv import reference
 

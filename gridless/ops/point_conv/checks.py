@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gridless.ops.checks import check_rows
+from gridless.ops.checks import check_parameters, check_rows
 from gridless.ops.point_conv.contract import Neighbours
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
 from gridless.structures.edges import Edges
@@ -51,7 +51,7 @@ def checked_function(
 
 def check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
     # Each is read once: this runs at every call.
-    shape, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
+    shape, theta = features.shape, weight.shape
     check_rows("point_conv", features, edges.num_source)
     known = len(theta) in (2, 3) and theta[0] == basis.size
     if not known or theta[1] != shape[1]:
@@ -60,24 +60,7 @@ def check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges:
             f"point_conv: {reason}weight must be (basis.size = {basis.size}, in channels = {shape[1]}, "
             f"out channels), or without the last if depthwise, not {tuple(theta)}"
         )
-    if weight.dtype != dtype:
-        raise TypeError(f"point_conv: features are {dtype}, weight {weight.dtype}. Convert one, or use torch.autocast.")
-    check_bias(bias, weight)
-    for name, tensor in (("features", features), ("weight", weight)):
-        if tensor.device != device:
-            raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {device}. Use .to(...).")
-
-
-def check_bias(bias: Tensor | None, weight: Tensor) -> None:
-    if bias is None:
-        return
-    if bias.shape != weight.shape[-1:] or bias.dtype != weight.dtype:
-        raise ValueError(
-            f"point_conv: bias must be ({weight.shape[-1]},) {weight.dtype} like the weight, "
-            f"not {tuple(bias.shape)} {bias.dtype}"
-        )
-    if bias.device != weight.device:
-        raise ValueError(f"point_conv: bias is on {bias.device}, weight on {weight.device}. Use .to(...).")
+    check_parameters("point_conv", weight, bias, edges.device, features)
 
 
 def check_described(near: Neighbours, basis: Basis, backend: str) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gridless import backends
-from gridless.ops.checks import autocast, check_rows
+from gridless.ops.checks import autocast, check_parameters, check_rows
 from gridless.ops.tap_conv import reference, registered
 from gridless.structures.tap_edges import TapEdges
 
@@ -69,20 +69,11 @@ def compile_ahead(weight: Tensor, has_bias: bool, symmetric: bool, needs: tuple[
 
 
 def _check(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> None:
-    rows, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
+    rows, theta = features.shape, weight.shape
     check_rows("tap_conv", features, edges.num_source)
     if len(theta) != 3 or theta[0] != edges.num_taps or theta[1] != rows[1]:
         raise ValueError(
             f"tap_conv: weight must be (taps = {edges.num_taps}, in channels = {rows[1]}, out channels), "
             f"not {tuple(theta)}"
         )
-    if bias is not None and bias.shape != theta[2:]:
-        raise ValueError(f"tap_conv: bias must be ({theta[2]},), not {tuple(bias.shape)}")
-    for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.dtype != dtype:
-            raise TypeError(
-                f"tap_conv: features are {dtype}, {name} {tensor.dtype}. Convert one, or use torch.autocast."
-            )
-    for name, tensor in (("features", features), ("weight", weight), ("bias", bias)):
-        if tensor is not None and tensor.device != device:
-            raise ValueError(f"tap_conv: {name} are on {tensor.device}, the edges on {device}. Use .to(...).")
+    check_parameters("tap_conv", weight, bias, edges.device, features)
