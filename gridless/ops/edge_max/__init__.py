@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
-from gridless.ops.checks import FLOATS
+from gridless.ops.checks import check_rows
 from gridless.ops.edge_max import reference
 from gridless.ops.operator import by_reference, operator, refuse_transforms
 from gridless.structures.edges import Edges, transposed
@@ -23,14 +23,7 @@ from gridless.structures.edges import Edges, transposed
 
 def edge_max(features: Tensor, edges: Edges) -> Tensor:
     """features (S, C) to (S', C), S the sources and S' the targets of the edges. Differentiable once."""
-    if features.ndim != 2 or features.dtype not in FLOATS:
-        raise ValueError(
-            f"edge_max: features must be floating point (S, C), not {features.dtype} {tuple(features.shape)}"
-        )
-    if features.shape[0] != edges.num_source:
-        raise ValueError(
-            f"edge_max: features have {features.shape[0]} rows for {edges.num_source} sources. Pass one row each."
-        )
+    check_rows("edge_max", features, edges.num_source)
     if features.device != edges.device:
         raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}. Put both on one device.")
     if by_reference(features):
