@@ -127,7 +127,8 @@ class Task:
     ) -> Loader:
         """The batches of `data` for training; with `train=False` for evaluation, in order and not augmented.
 
-        `plan` computes their geometry; `batch_size` replaces the default of this task; `more` is passed to `Loader`.
+        `plan` computes their geometry; `batch_size` is by default that of the task for the recipe; `more` is passed to
+        `Loader`.
         """
         data = self.selected(recipe, data, train)
         size = batch_size or self.batch_size(recipe, data, train)
