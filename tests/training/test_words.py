@@ -18,8 +18,8 @@ from gridless.training.words import gap
 def transforms(module, kind) -> list[type]:
     return [
         value
-        for _, value in inspect.getmembers(module, inspect.isclass)
-        if issubclass(value, kind) and value is not kind and value.__module__ == module.__name__
+        for name, value in inspect.getmembers(module, inspect.isclass)
+        if issubclass(value, kind) and value is not kind and value.__module__ == module.__name__ and name[0] != "_"
     ]
 
 
