@@ -43,8 +43,8 @@ from gridless.training import load_recipe
 
 # Windows of counts in microseconds: two channels each.
 WINDOWS = {"CNN, 10, 20, 40 ms": (10_000, 20_000, 40_000), "CNN, 10 ms": (10_000,)}
-# Microseconds from one frame to the next.
-FRAMES = (10_000, 2_000)
+# Microseconds from one frame to the next; shorter ones are a whole number of milliseconds that answers allow.
+FRAME, SHORTEST = 10_000, 2_000
 # Microseconds of events in a packet: the shortest, and multiples of it.
 PACKET, MULTIPLES = 500, (1, 2, 4, 10, 20)
 # Number of packets on which times are measured.
@@ -303,7 +303,7 @@ def judge(choice: argparse.Namespace) -> None:
         cnn.load_state_dict(load_file(path))
         cost, plain = frame_us(cnn, windows, data.recordings[0]), plain_errors(cnn, windows, data)
         weights = 4 * sum(p.numel() for p in cnn.parameters())
-        for step in FRAMES:
+        for step in (FRAME, max(SHORTEST, math.ceil(cost / 1000) * 1000)):
             late = [
                 rms(frame_answers(cnn, windows, events, finished(known, step, cost)), known)
                 for events, known in streams
