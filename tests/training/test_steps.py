@@ -235,9 +235,11 @@ def padded(plan, geometry, room) -> list[torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("name", ["point_resnet_plus", "point_unet"])
-def test_batches_cut_from_a_group_are_those_made_one_by_one(clouds, name):
-    plan = getattr(models, name)(3, width=8, levels=2).plan
+@pytest.mark.parametrize(
+    ("name", "more"), [("point_resnet_plus", {}), ("point_resnet_large", {"self_edge": False}), ("point_unet", {})]
+)
+def test_batches_cut_from_a_group_are_those_made_one_by_one(clouds, name, more):
+    plan = models.build({"model": name, "classes": 3, "width": 8, "levels": 2, **more}).plan
     settings = {"batch_size": 10, "augment": Policy(shuffle=True, drop=0.5)}
     alone = list(in_groups(1, Loader(clouds, plan, **settings)))
     group = list(in_groups(3, Loader(clouds, plan, **settings)))
