@@ -11,7 +11,7 @@ Parts, each written to --out as soon as a row is measured; rows that are there a
              plan also captured by `gl.capture`. Indices are made anew in every pass
     first    seconds of the first step of that network in a new process, without kernels compiled before
     triton   spconv-triton, which tunes itself at its first calls: one scan, --tuning seconds for a cell at most
-    cpu      the layers and blocks of PTv3 on 20,000 voxels, beside a plain loop over taps in torch
+    cpu      the layers and blocks of PTv3, and the SparseUNet, on 20,000 voxels, beside a plain loop over taps in torch
 
 Columns, in milliseconds, medians of --repeats from call to finished result:
 
@@ -44,6 +44,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -472,11 +473,9 @@ class PlanBlock(nn.Module):
 def works_of(spconv: Any, sites: Tensor, dtype: torch.dtype) -> dict[str, Callable[[], Any]]:
     """Forward and both of the network of a library, on one scan."""
     torch.manual_seed(0)
-    model = network(spconv).cuda().to(dtype)
+    model = network(spconv).to(sites.device, dtype)
     indices, shape = indices_of(sites)
-    features = torch.randn(len(sites), INPUTS, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(
-        dtype
-    )
+    features = torch.randn(len(sites), INPUTS, generator=torch.Generator().manual_seed(1)).to(sites.device, dtype)
 
     def forward() -> Tensor:
         return model(features, indices, shape)
@@ -641,6 +640,16 @@ def at_most(seconds: float) -> Iterator[None]:
 # On a CPU.
 
 
+def plain_taps(x: Tensor, weight: Tensor, bias: Tensor | None, edges: Any) -> Tensor:
+    """`tap_conv` as a loop over taps in torch."""
+    out = x.new_zeros(edges.num_target, weight.shape[2]) if bias is None else bias.expand(edges.num_target, -1).clone()
+    for k in range(edges.num_taps):
+        source = edges.table[:, k]
+        target = (source >= 0).nonzero()[:, 0]
+        out = out.index_add(0, target, x[source[target].long()] @ weight[k])
+    return out
+
+
 class PlainConv(nn.Module):
     """A submanifold convolution as a loop over taps in torch."""
 
@@ -650,12 +659,7 @@ class PlainConv(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, edges: Any) -> Tensor:
-        out = self.bias.expand(edges.num_target, -1).clone()
-        for k in range(edges.num_taps):
-            source = edges.table[:, k]
-            target = (source >= 0).nonzero()[:, 0]
-            out = out.index_add(0, target, x[source[target].long()] @ self.weight[k])
-        return out
+        return plain_taps(x, self.weight, self.bias, edges)
 
 
 class OwnConv(PlainConv):
@@ -730,8 +734,16 @@ def surface(count: int) -> Tensor:
 
 
 def cpu(options: Any, results: Results) -> None:
-    """Seconds of forward and of both, the least of --repeats passes in turn: other processes disturb."""
+    """Seconds of forward and of both, the least of --repeats passes: other processes disturb."""
     sites = surface(20000)
+    rows = {"PTv3's layers": ptv3_cpu(sites, options.repeats), "SparseUNet": unet_cpu(sites, options.repeats)}
+    for name, row in rows.items():
+        results.put("cpu", {"machine": machine()} | row, name)
+        print(name, ", ".join(f"{k} {v:.4g}" for k, v in row.items()))
+
+
+def ptv3_cpu(sites: Tensor, repeats: int) -> dict[str, float]:
+    """Layers and blocks of PTv3, with neighbourhoods that are kept."""
     stem, edges, parents = submanifold_taps(sites, 5), [], []
     for n in range(5):
         edges.append(submanifold_taps(sites))
@@ -740,27 +752,51 @@ def cpu(options: Any, results: Results) -> None:
             sites, parent = half.unique(dim=0, return_inverse=True)
             parents.append(parent)
     x = torch.randn(len(parents[0]), 6)
-    models: dict[str, Any] = {}
+    row: dict[str, float] = {"voxels": len(x)}
     for name, conv in (("ours", OwnConv), ("plain", PlainConv)):
         torch.manual_seed(0)
-        models[name] = PTv3Like(conv)
-    row: dict[str, float] = {"voxels": len(x), "parameters": sum(p.numel() for p in models["ours"].parameters())}
-    for name, model in models.items():
+        model = PTv3Like(conv)
+        row["parameters"] = sum(p.numel() for p in model.parameters())
+        row |= cpu_seconds(name, model, lambda m=model: m(x, stem, edges, parents), repeats)
+    return row
+
+
+def unet_cpu(sites: Tensor, repeats: int) -> dict[str, float]:
+    """A SparseUNet of spconv's names, whose indices are made anew; `plain` calls the loop in place of `tap_conv`."""
+    import gridless.compat.spconv.pytorch as own
+    from gridless.compat.spconv.pytorch import functional
+
+    torch.manual_seed(0)
+    model, (indices, shape) = network(own), indices_of(sites)
+    x = torch.randn(len(sites), INPUTS)
+    row: dict[str, float] = {"voxels": len(x), "parameters": sum(p.numel() for p in model.parameters())}
+    for name, conv in (("ours", gl.tap_conv), ("plain", plain_taps)):
+        with mock.patch.object(functional, "tap_conv", conv):
+            row |= cpu_seconds(name, model, lambda: model(x, indices, shape), repeats)
+    return row
+
+
+def cpu_seconds(name: str, model: nn.Module, forward: Callable[[], Tensor], repeats: int) -> dict[str, float]:
+    """The least seconds of a forward pass, and of one with gradients."""
+
+    def both() -> None:
+        model.zero_grad()
+        forward().square().mean().backward()
+
+    def alone() -> None:
         with torch.no_grad():
-            model(x, stem, edges, parents)
-        times: dict[str, list[float]] = {"forward": [], "both": []}
-        for _ in range(max(1, options.repeats // 3) if name == "ours" else 1):
+            forward()
+
+    row = {}
+    for what, work in (("forward", alone), ("both", both)):
+        work()
+        times = []
+        for _ in range(max(1, repeats // 3)):
             begin = time.perf_counter()
-            with torch.no_grad():
-                model(x, stem, edges, parents)
-            times["forward"].append(time.perf_counter() - begin)
-            begin = time.perf_counter()
-            model.zero_grad()
-            model(x, stem, edges, parents).square().mean().backward()
-            times["both"].append(time.perf_counter() - begin)
-        row |= {f"{name} {what} s": min(values) for what, values in times.items()}
-    results.put("cpu", row)
-    print(", ".join(f"{k} {v:.4g}" for k, v in row.items()))
+            work()
+            times.append(time.perf_counter() - begin)
+        row[f"{name} {what} s"] = min(times)
+    return row
 
 
 # Results.

@@ -17,7 +17,7 @@ from gridless.kernels.threads import even_ranges, in_threads, num_threads
 from gridless.structures.tap_edges import Pairs, TapEdges
 
 # Numbers that are gathered and multiplied at once: some megabytes, so that memory stays bounded.
-_ROOM = 1 << 21
+_ROOM = 1 << 22
 # Numbers that are worth a thread of their own.
 _SHARE = 1 << 15
 
