@@ -293,6 +293,11 @@ def taps(r: dict[str, Any]) -> Table:
         rows.append(
             [f"{name}, with gradients, ours as CUDA graphs", "ms", *best(row["plan captured both"], peer, False)]
         )
+    for name, row in r["taps"]["cpu"].items():
+        for key, label in (("forward", "forward"), ("both", "with gradients")):
+            peer = {"a loop over taps in torch": row[f"plain {key} s"]}
+            cell = f"{name}, {row['voxels']:,} voxels, two Xeon cores, {label}"
+            rows.append([cell, "s", *best(row[f"ours {key} s"], peer, False)])
     rows.append(["SparseUNet, first step from an empty cache", "s", r["taps"]["first"]["ours"]["first s"], "", ""])
     caption = (
         "`TapConv` beside spconv 2.3.8's `SubMConv3d`: 27 taps (voxel offsets), voxels of 5 or 10 cm, 32 to 256 "
@@ -301,7 +306,9 @@ def taps(r: dict[str, Any]) -> Table:
         "precision: TF32 by `SPCONV_ALLOW_TF32`; IEEE float32 of ours is three products of TF32, with an error under "
         "7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1 and new indices (6 scans). Narrow "
         "layers with new indices are slower than spconv's, because the search waits for the host. spconv-triton "
-        "1.0.0 had not tuned its first layer after 25 s."
+        "1.0.0 had not tuned its first layer after 25 s. On the CPU both sides call the same products of PyTorch, which "
+        "take most of the time. Peak memory was measured before the gradient of the bias was summed in parts: torch's "
+        "sum over all rows takes 1 kB a row with 128 channels."
     )
     return "Voxels", f"{caption} {origin(r['taps'])}", COLUMNS, rows
 
