@@ -306,9 +306,9 @@ def taps(r: dict[str, Any]) -> Table:
         "precision: TF32 by `SPCONV_ALLOW_TF32`; IEEE float32 of ours is three products of TF32, with an error under "
         "7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1 and new indices (6 scans). Narrow "
         "layers with new indices are slower than spconv's, because the search waits for the host. spconv-triton "
-        "1.0.0 had not tuned its first layer after 25 s. On the CPU both sides call the same products of PyTorch, which "
-        "take most of the time. Peak memory was measured before the gradient of the bias was summed in parts: torch's "
-        "sum over all rows takes 1 kB a row with 128 channels."
+        "1.0.0 had not tuned its first layer after 25 s. On the CPU both sides call the same products of PyTorch, "
+        "which take most of the time. Peak memory was measured before the gradient of the bias was summed in parts: "
+        "torch's sum over all rows takes 1 kB a row with 128 channels."
     )
     return "Voxels", f"{caption} {origin(r['taps'])}", COLUMNS, rows
 
