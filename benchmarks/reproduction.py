@@ -342,8 +342,9 @@ def epochs(r: Results) -> str:
         rows.append([*cells, row.get("peak_mib"), row.get("precompute_seconds")])
     columns = ["network", "batch", "geometry", "points", "s an epoch", "peak, MiB", "making the files, s"]
     caption = (
-        f"An epoch has {r['table3']['examples']:,} clouds. *Full*: 1,024 points; *dropped*: 576 on average. Captured "
-        "steps, TF32; PointNet2 and PointCNN are eager, PyG's layers over our searches. *Limit*: the allocator may use "
+        f"An epoch has {r['table3']['examples']:,} clouds. *Full*: 1,024 points; *dropped*: 576 on average. Ours are "
+        "captured steps in TF32, as `gridless train` runs. PointNet2 and PointCNN are PyG's layers over our searches, "
+        "eager in IEEE float32: compare ours with the paper's, not with theirs. *Limit*: the allocator may use "
         "11 GB. Rows of one part ran in one process, so a peak may include up to 2 GiB that the row before it left. "
         "On this machine making geometry on the GPU is faster than reading it or making it on 16 cores."
     )

@@ -477,8 +477,11 @@ def works_of(spconv: Any, sites: Tensor, dtype: torch.dtype) -> dict[str, Callab
     indices, shape = indices_of(sites)
     features = torch.randn(len(sites), INPUTS, generator=torch.Generator().manual_seed(1)).to(sites.device, dtype)
 
-    def forward() -> Tensor:
-        return model(features, indices, shape)
+    return passes_of(model, lambda: model(features, indices, shape))
+
+
+def passes_of(model: nn.Module, forward: Callable[[], Tensor]) -> dict[str, Callable[[], Any]]:
+    """A forward pass without gradients, and one with those of a loss."""
 
     def both() -> Tensor:
         model.zero_grad()
@@ -756,8 +759,7 @@ def ptv3_cpu(sites: Tensor, repeats: int) -> dict[str, float]:
     for name, conv in (("ours", OwnConv), ("plain", PlainConv)):
         torch.manual_seed(0)
         model = PTv3Like(conv)
-        row["parameters"] = sum(p.numel() for p in model.parameters())
-        row |= cpu_seconds(name, model, lambda m=model: m(x, stem, edges, parents), repeats)
+        row |= cpu_seconds(name, passes_of(model, lambda m=model: m(x, stem, edges, parents)), repeats)
     return row
 
 
@@ -766,29 +768,17 @@ def unet_cpu(sites: Tensor, repeats: int) -> dict[str, float]:
     import gridless.compat.spconv.pytorch as own
     from gridless.compat.spconv.pytorch import functional
 
-    torch.manual_seed(0)
-    model, (indices, shape) = network(own), indices_of(sites)
-    x = torch.randn(len(sites), INPUTS)
-    row: dict[str, float] = {"voxels": len(x), "parameters": sum(p.numel() for p in model.parameters())}
+    works, row = works_of(own, sites, torch.float32), {"voxels": len(sites)}
     for name, conv in (("ours", gl.tap_conv), ("plain", plain_taps)):
         with mock.patch.object(functional, "tap_conv", conv):
-            row |= cpu_seconds(name, model, lambda: model(x, indices, shape), repeats)
+            row |= cpu_seconds(name, works, repeats)
     return row
 
 
-def cpu_seconds(name: str, model: nn.Module, forward: Callable[[], Tensor], repeats: int) -> dict[str, float]:
-    """The least seconds of a forward pass, and of one with gradients."""
-
-    def both() -> None:
-        model.zero_grad()
-        forward().square().mean().backward()
-
-    def alone() -> None:
-        with torch.no_grad():
-            forward()
-
+def cpu_seconds(name: str, works: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
+    """The least seconds of each work."""
     row = {}
-    for what, work in (("forward", alone), ("both", both)):
+    for what, work in works.items():
         work()
         times = []
         for _ in range(max(1, repeats // 3)):

@@ -464,6 +464,16 @@ class Plan:
             reach[name] = max((reach[i] for i in step.inputs), default=0.0) + own
         return max(reach.values(), default=0.0) + sum(self._span(name) for name in layers)
 
+    def ends(self, edges: str) -> tuple[str, str]:
+        """The clouds or streams that a line of edges leads from and to."""
+        step = self.steps[edges]
+        if step.op == "transpose":
+            source, target = self.ends(step.inputs[0])
+            return target, source
+        if step.op == "without_self":
+            return self.ends(step.inputs[0])
+        return step.inputs[0], step.inputs[1]
+
     def _span(self, name: str) -> float:
         """Radius of one line."""
         step = self.steps[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +76,7 @@ def collect(
             if line.startswith("X"):
                 rows[label].append(value.sizes)
             else:
-                target = geometry[_ends(plan, line)[1]]
+                target = geometry[plan.ends(line)[1]]
                 counts = value.counts.view(len(target), -1).sum(1)
                 neighbours[label].append(counts)
                 before = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
@@ -121,14 +121,6 @@ def _examples(recipe: Any, root: Path | None, split: str, limit: int | None) -> 
         for part in index.split(BATCH):
             yield model.plan, data.draw(prepare, 0, 0, part)
             advance(len(part))
-
-
-def _ends(plan: Any, line: str) -> Sequence[str]:
-    """The cloud or stream of the neighbours of a line, and that of the points that have them."""
-    step = plan.steps[line]
-    if step.op == "without_self":
-        return _ends(plan, step.inputs[0])
-    return _ends(plan, step.inputs[0])[::-1] if step.op == "transpose" else step.inputs[:2]
 
 
 def _summary(parts: list[Tensor]) -> dict[str, float]:

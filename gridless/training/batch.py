@@ -88,9 +88,9 @@ class Group(Sequence):
         rows = {name: v.splits[bounds] for name, v in self.geometry.items() if isinstance(v, Cloud | Events)}
         for name, value in self.geometry.items():
             if isinstance(value, Edges):
-                rows[name] = value.splits[rows[ends_of(self.plan, name)[1]]]
+                rows[name] = value.splits[rows[self.plan.ends(name)[1]]]
             elif isinstance(value, TapEdges):
-                rows[name] = rows[ends_of(self.plan, name)[1]]
+                rows[name] = rows[self.plan.ends(name)[1]]
         begins = torch.stack(list(rows.values())).cpu().numpy()
         return {EXAMPLES: self.bounds, **dict(zip(rows, begins, strict=True))}
 
@@ -204,7 +204,7 @@ def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure
             bare = value._changed(distance=None) if isinstance(value, Cloud) and value.distance is not None else value
             yield name, bare, EXAMPLES, next(iter(plan.steps[name].inputs), None)
         elif isinstance(value, Edges | TapEdges) and plan.steps[name].op != "causal":
-            source, target = ends_of(plan, name)
+            source, target = plan.ends(name)
             yield name, value, target, source
             if not value.symmetric:
                 yield name, value.transpose(), source, target
@@ -218,17 +218,6 @@ def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure
 def unit(tensor: Tensor) -> int:
     """Bytes copied at once: 4 or 8 for numbers of that size, which may be shifted, else single bytes."""
     return tensor.element_size() if tensor.element_size() in (4, 8) else 1
-
-
-def ends_of(plan: Plan, name: str) -> tuple[str, str]:
-    """The clouds that the edges `name` of a plan lead from and to."""
-    step = plan.steps[name]
-    if step.op == "transpose":
-        source, target = ends_of(plan, step.inputs[0])
-        return target, source
-    if step.op == "without_self":
-        return ends_of(plan, step.inputs[0])
-    return step.inputs[0], step.inputs[1]
 
 
 def transposed(geometry: Geometry) -> Geometry:

@@ -33,7 +33,7 @@ from gridless.training import (
     prefetch,
     probabilities,
 )
-from gridless.training.batch import EXAMPLES, Group, ends_of
+from gridless.training.batch import EXAMPLES, Group
 from gridless.training.captured import Slot, capacity
 from gridless.training.evaluate import seen
 from gridless.training.recipe import read_yaml
@@ -225,7 +225,7 @@ def padded(plan, geometry, room) -> list[torch.Tensor]:
             if value.parent_index is not None:
                 tensors.append(spread(value.parent_index, room[name], room[plan.steps[name].inputs[0]]))
             continue
-        source, target = ends_of(plan, name)
+        source, target = plan.ends(name)
         ways = [(value, source, target)]
         if not value.symmetric:
             ways.append((value.transpose(), target, source))
