@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -25,6 +26,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT))
 # Radius of the first ball of the paper's large network.
 RADIUS = 0.1125
+# A list without lists, objects and strings in it, in JSON.
+NUMBERS = re.compile(r'\[[^][{}"]+\]')
 
 
 def seconds(work: Callable[[], Any], repeat: int = 7, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -175,8 +178,10 @@ def report(file: Path, rows: list[dict[str, Any]], **facts: Any) -> None:
 
 
 def keep(file: Path, content: dict[str, Any]) -> None:
+    """Write a result as JSON, each list of numbers on one line."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=1, default=float) + "\n")
+    text = json.dumps(content, indent=1, default=float)
+    file.write_text(NUMBERS.sub(lambda match: json.dumps(json.loads(match[0])), text) + "\n")
 
 
 def _text(value: Any) -> str:

@@ -38,6 +38,8 @@ CUDA = torch.cuda.is_available()
 OUT, IMAGE = RESULTS / "out_of_core.json", ROOT / "docs" / "images" / "out_of_core.png"
 SENSOR, CLASSES, EVENTS = (128, 128), 10, 200_000
 MB = 2**20
+# Samples of memory over time in the file, at most.
+SAMPLES = 300
 
 
 def sync() -> None:
@@ -228,16 +230,26 @@ def large(events: int, folder: Path, seconds: float, device: str, batch: int | N
         "empty_mb": empty,
         "training_mb_above_empty": memory.peak("train") - empty,
         "gpu_peak_mb": memory.peak("train", 3),
-        "memory": [[round(value, 1) for value in row[:4]] + [row[4]] for row in memory.rows],
+        "memory": over_time(memory.rows),
     }
+
+
+def over_time(rows: list[list[Any]]) -> dict[str, Any]:
+    """Columns of at most `SAMPLES` numbers, the largest of each span of time, and begin and end of each phase."""
+    each = -(-len(rows) // SAMPLES)
+    spans = [rows[i : i + each] for i in range(0, len(rows), each)]
+    names = ("seconds", "own_mb", "others_mb", "gpu_mb")
+    columns = {name: [round(max(row[k] for row in span), 1) for span in spans] for k, name in enumerate(names)}
+    times = {phase: [round(row[0], 1) for row in rows if row[4] == phase] for phase in ("pack", "train")}
+    return {**columns, "phases": {phase: [min(inside), max(inside)] for phase, inside in times.items() if inside}}
 
 
 def draw(result: dict[str, Any], file: Path) -> None:
     """Memory over time, beside what the examples would take in memory."""
     import matplotlib.pyplot as plt
 
-    rows = result["memory"]
-    seconds, own, others, gpu = (np.array([row[k] for row in rows]) for k in range(4))
+    memory = result["memory"]
+    seconds, own, others, gpu = (np.array(memory[name]) for name in ("seconds", "own_mb", "others_mb", "gpu_mb"))
     figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     axes.plot(seconds, own / 1024, label="the process that trains")
     axes.plot(seconds, others / 1024, label="processes that pack")
@@ -245,11 +257,9 @@ def draw(result: dict[str, Any], file: Path) -> None:
         axes.plot(seconds, gpu / 1024, label="GPU, allocated")
     axes.axhline(result["in_memory_mb"] / 1024, color="grey", linestyle="--", label="all events, were they in memory")
     axes.axhline(result["pack_mb"] / 1024, color="grey", linestyle=":", label="the pack on disk")
-    for phase in ("pack", "train"):
-        inside = [row[0] for row in rows if row[4] == phase]
-        if inside:
-            axes.axvspan(inside[0], inside[-1], alpha=0.08, color="tab:blue" if phase == "pack" else "tab:green")
-            axes.text(inside[0], axes.get_ylim()[1] * 0.85, f" {phase}")
+    for phase, (begin, end) in memory["phases"].items():
+        axes.axvspan(begin, end, alpha=0.08, color="tab:blue" if phase == "pack" else "tab:green")
+        axes.text(begin, axes.get_ylim()[1] * 0.85, f" {phase}")
     axes.set(xlabel="seconds", ylabel="GiB", title=f"{result['events'] / 1e9:.2g} billion events")
     axes.set_ylim(bottom=0)
     axes.legend(loc="center right", fontsize=8)
