@@ -8,7 +8,7 @@ and judged on the held-out tenth after the last epoch; three seeds, mean and dev
 are of a few epochs with nothing beside them. Samplers other than rejection keep a fifth of the points, about as many as
 rejection does (`gridless stats modelnet40-large`). Runs that are in the file are not run again. `--density` is the
 authors' study of fewer points instead: five variants, judged at 32 to 1,024 points, kept in density.json (15 runs,
-about 12 minutes).
+about 12 minutes). `python benchmarks/reproduction.py` draws the charts.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ def command(name: str, seed: int | None, arguments: argparse.Namespace, folder: 
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "2"})
 
 
-def collect(arguments: argparse.Namespace, variants: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run what is missing, several runs beside each other; then time each variant alone. The rows of the table."""
+def collect(arguments: argparse.Namespace, variants: dict[str, Any]) -> None:
+    """Run what is missing, several runs beside each other; then time each variant alone."""
     content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     runs, times = content.get("runs", []), content.get("times", {})
     folder = arguments.out.parent / "logs"
@@ -168,7 +168,6 @@ def collect(arguments: argparse.Namespace, variants: dict[str, Any]) -> list[dic
             if figures is not None:
                 times[name] = figures
                 store()
-    return table(runs, times, variants)
 
 
 def table(runs: list[dict[str, Any]], times: dict[str, Any], variants: dict[str, Any]) -> list[dict[str, Any]]:
@@ -234,8 +233,7 @@ def main() -> None:
     variants = {n: variants[n] for n in arguments.only or variants}
     if arguments.jobs > 1:
         print("MPS:", mps(), flush=True)
-    rows = collect(arguments, variants)
-    draw(rows, arguments.density, arguments.out.with_suffix(".png"))
+    collect(arguments, variants)
 
 
 if __name__ == "__main__":

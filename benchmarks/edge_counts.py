@@ -6,19 +6,23 @@ The paper says that rejection sampling leads to a more consistent number of edge
 a ball; by each other sampler, as many points are taken. Then all samples within twice that radius of a sample are its
 neighbours, itself included: the in-place neighbourhoods of the next level. The coefficient of variation is deviation
 over mean of the neighbours of a cloud's samples, averaged over clouds. ModelNet40's clouds are even already (their
-points are in farthest-point order); LiDAR scans are not. Draws a chart beside the JSON.
+points are in farthest-point order); LiDAR scans are not. `python benchmarks/reproduction.py` draws the chart.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from common import DATA, RADIUS, RESULTS, keep, machine, modelnet
 
 import gridless as gl
+
+# Bars of a histogram of neighbours, at most.
+BARS = 40
 
 
 def samples(cloud: gl.Cloud, radius: float, exact: bool) -> dict[str, gl.Cloud]:
@@ -33,9 +37,9 @@ def samples(cloud: gl.Cloud, radius: float, exact: bool) -> dict[str, gl.Cloud]:
     }
 
 
-def rows_of(data: str, cloud: gl.Cloud, radius: float, exact: bool) -> tuple[list[dict], dict[str, torch.Tensor]]:
-    """A row for each sampler, and the neighbours of all its samples."""
-    rows, counts = [], {}
+def rows_of(data: str, cloud: gl.Cloud, radius: float, exact: bool) -> list[dict[str, Any]]:
+    """A row for each sampler."""
+    rows, counts = [], []
     for name, sample in samples(cloud, radius, exact).items():
         edges, held = gl.ball(sample, sample, 2 * radius), gl.ball(cloud, sample, radius)
         neighbours = [each.double() for each in edges.counts.split(sample.sizes.tolist())]
@@ -49,9 +53,15 @@ def rows_of(data: str, cloud: gl.Cloud, radius: float, exact: bool) -> tuple[lis
             "neighbours_cv": sum((each.std() / each.mean()).item() for each in neighbours) / len(neighbours),
             "points_without_a_sample": 1 - covered.double().mean().item(),
         })  # fmt: skip
-        counts[name] = edges.counts
+        counts.append(edges.counts.long())
         print(rows[-1], flush=True)
-    return rows, counts
+    # The last bar holds all larger counts too.
+    most = int(max(each.double().quantile(0.98) for each in counts))
+    width = most // BARS + 1
+    for row, each in zip(rows, counts, strict=True):
+        shares = torch.bincount(each.clamp(max=most) // width, minlength=most // width + 1) / len(each)
+        row |= {"bar_width": width, "histogram": [round(share, 5) for share in shares.tolist()]}
+    return rows
 
 
 def scans(count: int) -> gl.Cloud:
@@ -63,17 +73,19 @@ def scans(count: int) -> gl.Cloud:
     return gl.Cloud.of([torch.from_numpy(g.permutation(clouds[k][0])) for k in np.linspace(0, 21, count).astype(int)])
 
 
-def draw(tables: list[tuple[list[dict], dict[str, torch.Tensor]]], out: Path) -> None:
+def draw(rows: list[dict[str, Any]], out: Path) -> None:
+    """Histograms of neighbours, a chart for each data set."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(tables), figsize=(6 * len(tables), 4), layout="constrained", squeeze=False)
-    for ax, (rows, counts) in zip(axes[0], tables, strict=True):
-        most = int(max(values.double().quantile(0.98) for values in counts.values()))
-        for row in rows:
-            values = counts[row["sampler"]].clamp(max=most)
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    figure, axes = plt.subplots(1, len(names), figsize=(6 * len(names), 4), layout="constrained", squeeze=False)
+    for ax, name in zip(axes[0], names, strict=True):
+        for row, line in zip((row for row in rows if row["data"] == name), ("-", "--", ":", "-."), strict=False):
             label = f"{row['sampler']}: coefficient of variation {row['neighbours_cv']:.2f}"
-            ax.hist(values.numpy(), bins=40, range=(0, most), histtype="step", density=True, linewidth=1.8, label=label)
-        ax.set(xlabel="neighbours of a sample", ylabel="share", title=rows[0]["data"])
+            bars, width = np.array(row["histogram"]), row["bar_width"]
+            ax.stairs(bars / width, np.arange(len(bars) + 1) * width, linewidth=1.8, linestyle=line, label=label)
+        ax.set(xlabel="neighbours of a sample", ylabel="share", title=name)
+        ax.set_ylim(top=1.3 * ax.get_ylim()[1])
         ax.legend(frameon=False, fontsize=8)
     figure.savefig(out, dpi=80)
 
@@ -86,11 +98,10 @@ def main() -> None:
     name, clouds = modelnet(arguments.clouds)
     # Several points at one place, as a few clouds of the release have, are no fault of a sampler.
     rich = [torch.from_numpy(x) for x in clouds if len(set(map(tuple, x.tolist()))) > 900]
-    tables = [rows_of(f"{name}, {len(rich)} clouds", gl.Cloud.of(rich), RADIUS, True)]
+    rows = rows_of(f"{name}, {len(rich)} clouds", gl.Cloud.of(rich), RADIUS, True)
     if (DATA / "semantickitti_22_scans.npz").exists():
-        tables.append(rows_of("LiDAR scans (SemanticKITTI), 4, balls of 0.5 m", scans(4), 0.5, False))
-    keep(arguments.out, {"machine": machine(), "rows": [row for rows, _ in tables for row in rows]})
-    draw(tables, arguments.out.with_suffix(".png"))
+        rows += rows_of("LiDAR scans (SemanticKITTI), 4, balls of 0.5 m", scans(4), 0.5, False)
+    keep(arguments.out, {"machine": machine(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -447,12 +448,25 @@ def ablations() -> str:
 PAGES = {"reproduction.md": page, "ablations.md": ablations}
 
 
+def charts() -> dict[str, Callable[[Path], None]]:
+    """Name of a chart of docs/ablations.md -> a function that draws it, for the results that there are."""
+    import ablations
+    import edge_counts
+
+    r, drawn = load(), {}
+    for name in ("ablations", "density"):
+        if name in r:
+            drawn[f"{name}.png"] = partial(ablations.draw, r[name]["rows"], name == "density")
+    if "edge_counts" in r:
+        drawn["edge_counts.png"] = partial(edge_counts.draw, r["edge_counts"]["rows"])
+    return drawn
+
+
 def write() -> None:
     for name, make in PAGES.items():
         (ROOT / "docs" / name).write_text(make())
-    # Charts lie beside the pages.
-    for path in FOLDER.glob("*.png"):
-        (ROOT / "docs" / "images" / path.name).write_bytes(path.read_bytes())
+    for name, draw in charts().items():
+        draw(ROOT / "docs" / "images" / name)
 
 
 def run(data: str | None, only: list[str] | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -20,6 +21,14 @@ import reproduction  # noqa: E402
 @pytest.mark.parametrize("name", reproduction.PAGES)
 def test_pages_are_as_new_as_their_results(name):
     assert (ROOT / "docs" / name).read_text() == reproduction.PAGES[name]()
+
+
+def test_every_chart_of_the_pages_is_drawn_with_them(tmp_path):
+    text = "".join(make() for make in reproduction.PAGES.values())
+    assert set(re.findall(r"images/(\w+\.png)", text)) == reproduction.charts().keys()
+    for name, draw in reproduction.charts().items():
+        draw(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
 
 
 def test_official_figures_are_those_that_the_shipped_weights_tell():
