@@ -22,8 +22,9 @@ from gridless.kernels.launch import Launcher, cdiv, power_of_two
 
 distinct = reference.distinct
 
-# Targets times taps of a program.
-_BLOCK = 1024
+# Sites that a program inserts, and targets times taps that it looks up: one warp, whose lanes wait for the longest run
+# of taken slots.
+_INSERTED, _LOOKED_UP = 32, 128
 # A large odd number, whose products scatter sites over the table.
 _MIX = tl.constexpr(-7046029254386353131)
 
@@ -33,15 +34,16 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
     table = torch.empty(rows, taps, dtype=torch.int32, device=target.device)
     if not rows or not sources:
         return table.fill_(-1)
-    # At most half full. Behind the slots: a row whose site is there twice, and a slot that is never written.
-    size = power_of_two(2 * sources)
-    slots = torch.full((size + 2,), -1, dtype=torch.int32, device=target.device)
-    _INSERT((cdiv(sources, 256), 1, 1), (source, slots), (sources, size), (columns, 256))
+    # At most a quarter full: runs of taken slots are short. Behind the slots: a row whose site is there twice.
+    size = power_of_two(4 * sources)
+    slots = torch.full((size + 1,), -1, dtype=torch.int32, device=target.device)
+    _INSERT((cdiv(sources, _INSERTED), 1, 1), (source, slots), (sources, size), (columns, _INSERTED), 1)
     repeated = _reading(slots[size : size + 1])
     side = min(power_of_two(taps), 32)
+    together = _LOOKED_UP // side
     tensors = (source, target, slots, offsets, stride, table)
-    constants = (columns, taps, _BLOCK // side, side)
-    _SEARCH((cdiv(rows, _BLOCK // side), cdiv(taps, side), 1), tensors, (rows, size), constants)
+    constants = (columns, taps, together, side)
+    _SEARCH((cdiv(rows, together), cdiv(taps, side), 1), tensors, (rows, size), constants, 1)
     if repeated()[0] >= 0:
         reference.refuse_repeats(source)
     return table
@@ -71,7 +73,7 @@ def _mixed(code, x):
 
 @triton.jit(do_not_specialize=["rows", "size"])
 def _insert(SITES, SLOTS, rows, size, D: tl.constexpr, B: tl.constexpr):
-    """Puts B rows of SITES into the hash table SLOTS (size + 2), and a row whose site another row holds into
+    """Puts B rows of SITES into the hash table SLOTS (size + 1), and a row whose site another row holds into
     SLOTS[size]."""
     row = tl.program_id(0) * B + tl.arange(0, B)
     waiting = row < rows
@@ -81,8 +83,8 @@ def _insert(SITES, SLOTS, rows, size, D: tl.constexpr, B: tl.constexpr):
         code = _mixed(code, tl.load(SITES + at + d, waiting, other=0).to(tl.int64))
     slot = code & (size - 1)
     while tl.max(waiting.to(tl.int32), 0) > 0:
-        # Rows that have a slot compare the spare one with what it never holds.
-        held = tl.atomic_cas(SLOTS + tl.where(waiting, slot, size + 1), tl.where(waiting, -1, -2), row)
+        # Rows that have a slot compare another with what none holds. One slot for all of them would be a queue.
+        held = tl.atomic_cas(SLOTS + slot, tl.where(waiting, -1, -2), row)
         taken = waiting & (held >= 0)
         same = taken
         for d in tl.static_range(D):

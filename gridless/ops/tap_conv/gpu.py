@@ -196,7 +196,7 @@ def _make_tiles(edges: TapEdges, block: int, groups: int) -> tuple[TapGroup, ...
     ordered, order = torch.sort(keys, descending=True, stable=True)
     # Each group begins at a multiple of 16 bytes of each tensor.
     tiles = cdiv(cdiv(rows, block), 4) * 4
-    counts = torch.empty(2, groups * tiles + 1, dtype=torch.int32, device=table.device)
+    counts = torch.empty(2, groups * tiles + 1, dtype=torch.int64, device=table.device)
     grid = (tiles, groups, 1)
     _COUNT(grid, (ordered, counts), (rows,), (groups, share, block), 2)
     ends = counts.cumsum(1)
@@ -464,7 +464,7 @@ def pairs_of(edges: TapEdges) -> Pairs:
 def _pairs(edges: TapEdges) -> Pairs:
     table, (rows, taps) = edges.table, edges.table.shape
     parts = cdiv(rows, _PART)
-    counts = torch.empty(1 + taps * parts, dtype=torch.int32, device=table.device)
+    counts = torch.empty(1 + taps * parts, dtype=torch.int64, device=table.device)
     grid = (parts, taps, 1)
     _COUNT_PAIRS(grid, (table, counts), (rows,), (taps, _PART))
     ends = counts.cumsum(0)
