@@ -83,15 +83,15 @@ def prepared(name: str, seed: int, arguments: argparse.Namespace) -> tuple[Any, 
 
 def one(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Train one variant from one seed: its accuracies."""
-    from gridless.training import accuracy, update_statistics
-    from gridless.training.loop import ESTIMATED
+    from gridless.tasks import find
+    from gridless.training import accuracy
+    from gridless.training.loop import estimate_statistics
 
     job, valid = prepared(name, seed, arguments)
     for epoch in range(arguments.epochs):
         job.epoch(epoch)
-    # As `gridless train` ends.
-    batches = min(max(1, len(job.data) // job.recipe.batch_size), -(-ESTIMATED // job.recipe.batch_size))
-    update_statistics(job.best, job.loader.first(arguments.epochs - 1, batches))
+    task = find(job.recipe.task_name)
+    estimate_statistics(job.recipe, task, job.best, job.loader, len(job.data), arguments.epochs - 1)
     counts = POINTS if arguments.density else POINTS[-1:]
     accuracies = {str(n): accuracy(job.best, valid.first(n)) for n in counts}
     return {"name": name, "seed": seed, "accuracy": accuracies, "epochs": arguments.epochs}

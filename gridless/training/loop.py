@@ -168,16 +168,31 @@ def _refresh(run: Run) -> None:
     state, recipe = run.state, run.recipe
     if run.judged_at == state.step:
         return
+    run.judged.load_state_dict(state.best.state_dict())
+    epoch = (state.step - 1) // run.steps
+    estimate_statistics(recipe, run.task, run.judged, run.loader, run.examples, epoch)
+    run.judged_at = state.step
+
+
+def estimate_statistics(recipe: Recipe, task: Any, model: Any, loader: Any, examples: int, epoch: int) -> None:
+    """Estimate the statistics of a network from the first batches of an epoch, as every run of `train` ends.
+
+    Args:
+        recipe: defines the size of a batch, the precision, and the parts that stay as they are.
+        task: defines the loss, which is computed once per batch.
+        model: the network to evaluate.
+        loader: the batches of training.
+        examples: number of examples of an epoch, over all processes.
+        epoch: the epoch whose batches are taken.
+    """
     # Use full batches only: the last one of an epoch may have a single example.
-    count = min(max(1, run.examples // recipe.batch_size), -(-ESTIMATED // recipe.batch_size))
+    count = min(max(1, examples // recipe.batch_size), -(-ESTIMATED // recipe.batch_size))
 
     def forward(model: Any, batch: Any) -> None:
         with autocast(batch.labels.device, recipe.precision):
-            run.task.loss(model, batch)
+            task.loss(model, batch)
 
-    run.judged.load_state_dict(state.best.state_dict())
-    update_statistics(run.judged, run.loader.first((state.step - 1) // run.steps, count), forward, recipe.frozen)
-    run.judged_at = state.step
+    update_statistics(model, loader.first(epoch, count), forward, recipe.frozen)
 
 
 def _keep(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> None:
