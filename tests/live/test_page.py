@@ -243,6 +243,13 @@ def test_recordings_are_dropped_or_chosen_and_bad_ones_are_named(gestures, tmp_p
         assert page.value("$('status').textContent").startswith("bad.raw the encoding is EVT 9.9")
         page.drop(file)
         page.wait("$('status').className == '' && seen > 0")
+        # A refused file ends the drawing that played before.
+        page.value("$('drawn').click()")
+        page.wait("$('drawn').ariaPressed == 'true' && seen > 0")
+        page.choose("#file", bad)
+        page.wait("$('status').className == 'bad'")
+        page.wait("new Promise(done => setTimeout(() => done(true), 300))")
+        assert page.value("[$('drawn').ariaPressed, $('answer').textContent, seen]") == ["false", "no events yet", 0]
         # On a phone nothing is wider than the screen, and a finger hits every button.
         page.resize(360, 740, phone=True)
         page.wait("document.documentElement.scrollWidth <= 360")
