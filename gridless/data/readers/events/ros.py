@@ -42,7 +42,7 @@ def read(file: File) -> Recording:
 def check_topic(path: Path, topic: str | None) -> None:
     """Refuse a topic without events, or the choice between several that is left open.
 
-    The bag is opened again to be read: SQLite allows a connection in one thread only, and `--realtime` reads in another.
+    The bag is opened again to be read: a connection of SQLite stays in its thread, and `--realtime` reads in another.
     """
     with Bag.open(path) as bag:
         bag.topic(topic, TYPES, "events")
