@@ -245,21 +245,20 @@ def lidar(r: dict[str, Any]) -> Table:
             ("both", "MiB", "with gradients, peak memory"),
             ("anew", "ms", "forward, new geometry"),
         ):
-            # Our float32 is TF32 here, spconv's IEEE: no ratio.
-            alike = "float16" in name and f"spconv {key} {unit}" in row
-            peers = {"spconv": row[f"spconv {key} {unit}"]} if alike else {}
-            rows.append([f"{tf32(name)}, {label}", unit, *best(row[f"ours {key} {unit}"], peers, False)])
+            peer = f"spconv {key} {unit}"
+            peers = {"spconv": row[peer]} if peer in row else {}
+            rows.append([f"{name}, {label}", unit, *best(row[f"ours {key} {unit}"], peers, False)])
     for name, ms in r["scenes"]["rows"]["raw scan"].items():
-        rows.append([f"raw scan of 124,668 points, {tf32(name)}", "ms", ms, "", ""])
+        rows.append([f"raw scan of 124,668 points, {name}", "ms", ms, "", ""])
     for name, row in r["scenes"]["rows"]["network"].items():
         for key, label in (
             ("ours both ms", "eager"),
             ("ours, captured both ms", "captured"),
             ("ours, captured both ms, ahead", "ahead"),
         ):
-            what = f"U-Net, {tf32(name)}, with gradients and all geometry, {label}"
-            alike = "float16" in name and label == "eager"
-            rows.append([what, "ms", *best(row[key], {"spconv": row["spconv both ms"]} if alike else {}, False)])
+            what = f"U-Net, {name}, with gradients and all geometry, {label}"
+            peers = {"spconv": row["spconv both ms"]} if label == "eager" else {}
+            rows.append([what, "ms", *best(row[key], peers, False)])
     scans, few = r["scenes"]["rows"]["scans"], r["scenes"]["rows"]["scans of the network"]
     caption = (
         f"One layer over scans of SemanticKITTI with voxels of 5 and 10 cm, eager, medians over {scans} scans. The "

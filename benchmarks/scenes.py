@@ -2,10 +2,11 @@
 
     python benchmarks/scenes.py --scans semantickitti_22_scans.npz [--all] [--network] [--out results/scenes.json]
 
-As a user gets it: eager, one call after the other, median of --repeats from call to finished result. A scan becomes
-voxel centres of 5 or 10 cm; our ball holds the 3 x 3 x 3 neighbourhood, with 10 monomials; spconv's is SubMConv3d of 27
-weights. `kept`: edges (indices) from an earlier call; `anew`: the search is part of the call. MiB are the peak of the
-call above its inputs. With --all every scan is taken, and figures are medians over scans; without, the first.
+As a user gets it: eager, one call after the other, median of --repeats from call to finished result, both sides in the
+same precision. A scan becomes voxel centres of 5 or 10 cm; our ball holds the 3 x 3 x 3 neighbourhood, with 10
+monomials; spconv's is SubMConv3d of 27 weights. `kept`: edges (indices) from an earlier call; `anew`: the search is
+part of the call. MiB are the peak of the call above its inputs. With --all every scan is taken, and figures are medians
+over scans; without, the first.
 
 The network is a U-Net of five levels, all of the same width: two convolutions a level on the way down, one on the way
 up, each with batch normalisation and ReLU. Its geometry, that is every search and sampling or index, is made anew for
@@ -23,6 +24,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,9 @@ except ImportError:
 
 REPEAT = 30
 LEVELS, INPUTS = 5, 4
-WIDTHS = (32, 64, 128)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+WIDTHS = (32, 64, 128, 256)
+# Those that both sides have.
+PRECISIONS = {"IEEE float32": torch.float32, "TF32": torch.float32, "float16": torch.float16}
 
 
 def load_scans(path: str) -> list[np.ndarray]:
@@ -53,6 +56,14 @@ def load_scans(path: str) -> list[np.ndarray]:
     from read import scans  # the reader that lies beside the pack
 
     return [scan[0] for scan in scans(path)]
+
+
+def set_precision(precision: str, spconvs: list[Any]) -> None:
+    """The same for torch, for us and for every library of spconv's names."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "TF32" else "ieee"
+    for library in spconvs:
+        constants: Any = import_module(library.__name__.rpartition(".")[0] + ".constants")
+        constants.SPCONV_ALLOW_TF32 = precision == "TF32"
 
 
 def measured(work: Callable[[], Any]) -> tuple[float, float]:
@@ -134,8 +145,9 @@ def convolutions(scans: list[np.ndarray]) -> dict[str, dict[str, Any]]:
             if spconv is not None:
                 libraries["spconv"] = Theirs(voxels)
             for width in WIDTHS:
-                for dtype in DTYPES:
-                    name = f"{100 * size:.0f} cm, {width} channels, {str(dtype).removeprefix('torch.')}"
+                for precision, dtype in (PRECISIONS | {"bfloat16": torch.bfloat16}).items():
+                    name = f"{100 * size:.0f} cm, {width} channels, {precision}"
+                    set_precision(precision, [] if spconv is None else [spconv])
                     for library, it in libraries.items():
                         if library == "spconv" and dtype == torch.bfloat16:
                             continue  # not one of its types
@@ -288,9 +300,10 @@ def captured(model: OurUNet, scans: list[tuple[torch.Tensor, torch.Tensor]]) -> 
     if next(model.parameters()).dtype == torch.float32:
         # TF32 and half precision round differently in the kernels that padded sizes choose, and signs before a ReLU
         # flip: the check is in full precision.
+        precision = torch.backends.cuda.matmul.fp32_precision
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         figures["distance"] = distance(model, made(), some)
-        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        torch.backends.cuda.matmul.fp32_precision = precision
         assert figures["distance"] < 5e-3, figures
     step = made()
     figures["distance, rounded"] = distance(model, step, some)
@@ -316,8 +329,9 @@ def captured(model: OurUNet, scans: list[tuple[torch.Tensor, torch.Tensor]]) -> 
 def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dict[str, dict[str, Any]]:
     """Milliseconds of a forward pass, and of one with the gradients of all parameters; geometry anew each time."""
     rows: dict[str, dict[str, Any]] = {}
-    for dtype in (torch.float32, torch.float16):
-        name = f"{width} channels, {str(dtype).removeprefix('torch.')}"
+    for precision, dtype in PRECISIONS.items():
+        name = f"{width} channels, {precision}"
+        set_precision(precision, [] if spconv is None else [spconv])
         timings: dict[str, list[float]] = {}
         ours = OurUNet(width, size).cuda().to(dtype)
         theirs = None if spconv is None else TheirUNet(width).cuda().to(dtype)
@@ -389,7 +403,6 @@ def main() -> None:
     options = parser.parse_args()
     global REPEAT
     REPEAT = options.repeats
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
     scans = load_scans(options.scans)
     chosen = scans if options.all else scans[:1]
     rows: dict[str, Any] = {"scans": len(chosen), "scans of the network": len(chosen), "repeats": REPEAT}

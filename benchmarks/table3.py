@@ -7,9 +7,9 @@ An epoch is 9,840 training clouds, as the paper's. Times are of the loop of `gri
 after three epochs that compile and capture. Points are dropped as the authors did (576 on average),
 and full (1,024) for the batch of 128. *online*: augmentation and geometry on the device; *workers*: by processes on the
 CPU; *files*: geometry read from files that were made before (`gridless precompute`; their time is a column of its own).
-PointNet++ and PointCNN (torch-geometric's layers, our searches, eager) are timed for as many steps as fit, on 1,024
-points. *limit*: batches of 4,096 with the allocator limited to 11 GB, the paper's card. A row that is in the file is
-not measured again: started anew, the script goes on where it ended.
+PointNet++ and PointCNN (torch-geometric's layers, our searches, eager, in TF32 as ours) are timed for as many steps as
+fit, on 1,024 points. *limit*: batches of 4,096 with the allocator limited to 11 GB, the paper's card. A row that is in
+the file is not measured again: started anew, the script goes on where it ended.
 """
 
 from __future__ import annotations
@@ -119,6 +119,7 @@ def measured(row: dict[str, Any], arguments: argparse.Namespace) -> dict[str, An
         row = {**row, "limit_gb": LIMIT_GB}
     try:
         if row["part"] == "peers":
+            torch.set_float32_matmul_precision("high")  # as `gridless train` sets it
             kind = {k.__name__: k for k, _ in PEERS}[row["network"]]
             place = clouds.to("cuda" if CUDA else "cpu")
             return row | peer(place, kind, row["batch"], max(5, 1000 // row["batch"]) if CUDA else 1)

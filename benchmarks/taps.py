@@ -49,14 +49,13 @@ from unittest import mock
 import numpy as np
 import torch
 from common import RESULTS, machine
-from scenes import load_scans
+from scenes import PRECISIONS, load_scans, set_precision
 from torch import Tensor, nn
 
 import gridless as gl
 from gridless.geometry.voxels import submanifold_taps
 
 PARTS = ("layers", "unet", "first", "triton", "cpu")
-PRECISIONS = {"IEEE float32": torch.float32, "TF32": torch.float32, "float16": torch.float16}
 SIDES = (0.05, 0.1)
 CHANNELS = (32, 64, 128, 256)
 # Relative error of a result, against another of the same precision.
@@ -94,14 +93,6 @@ def allocated() -> int:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.memory_allocated()
-
-
-def set_precision(precision: str, spconvs: list[Any]) -> None:
-    """The same for torch, for us and for every library of spconv's names."""
-    torch.backends.cuda.matmul.allow_tf32 = precision == "TF32"
-    for spconv in spconvs:
-        constants: Any = import_module(spconv.__name__.rpartition(".")[0] + ".constants")
-        constants.SPCONV_ALLOW_TF32 = precision == "TF32"
 
 
 class Layer:
@@ -221,7 +212,7 @@ def rates() -> dict[str, float]:
     peaks = {}
     for precision, dtype in PRECISIONS.items():
         a = torch.randn(8192, 8192, device="cuda").to(dtype)
-        torch.backends.cuda.matmul.allow_tf32 = precision != "float16"
+        set_precision("TF32", [])
         peaks[precision] = 8192**3 / timed(lambda a=a: a @ a, 5) / (3 if precision == "IEEE float32" else 1)
     x = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
     y = torch.empty_like(x)

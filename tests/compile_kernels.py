@@ -229,9 +229,9 @@ def _conv(
 
 
 def _precision(name: str) -> Any:
-    from gridless.ops.point_conv.gpu import convolution
+    from gridless.kernels import tf32
 
-    return mock.patch.object(convolution, "_precision", return_value=name)
+    return mock.patch.object(tf32, "float32_precision", return_value=name)
 
 
 def convolutions() -> None:
@@ -254,6 +254,8 @@ def convolutions() -> None:
             with _precision("tf32x3"):
                 _conv(torch.float32, 1000, width, width)
                 _conv(torch.float32, 1000, width, width, Monomials(3, 1))
+        with _precision("tf32x3"):
+            _conv(torch.float32, 40_000, 64, 64)
     for normalise in (True, False):
         _conv(torch.float64, 48, 32, 32, normalise=normalise, coords=True)
     _conv(torch.float32, 1000, 64, 16, order="transform_first")
@@ -364,14 +366,13 @@ def geometry() -> None:
 def voxels() -> None:
     """Searches of voxels, and convolutions over taps in every precision."""
     from gridless.geometry.voxels import strided_taps, submanifold_taps
-    from gridless.ops.tap_conv import gpu
 
     sites = torch.cartesian_prod(torch.zeros(1, dtype=torch.int64), *(torch.arange(9),) * 3)
     edges = submanifold_taps(sites), strided_taps(sites, 2, 2)[1], submanifold_taps(sites, 5)
     kinds: tuple[tuple[torch.dtype, str], ...] = ((torch.float32, "tf32"), (torch.float32, "tf32x3"))
-    kinds += ((torch.float16, "ieee"), (torch.bfloat16, "ieee"), (torch.float64, "ieee"))
+    kinds += ((torch.float16, "tf32"), (torch.bfloat16, "tf32"), (torch.float64, "tf32"))
     for dtype, precision in kinds:
-        with mock.patch.object(gpu, "_precision", return_value=precision):
+        with _precision(precision):
             for near, q, p in ((edges[0], 32, 32), (edges[0], 128, 256), (edges[1], 32, 64), (edges[2], 6, 48)):
                 features = torch.zeros(near.num_source, q, dtype=dtype, requires_grad=True)
                 weight = torch.zeros(near.num_taps, q, p, dtype=dtype, requires_grad=True)

@@ -60,7 +60,7 @@ def fast(r: Results) -> Iterator[str]:
     busy = [steps[f"{large}, {how}"] for how in ("captured", "eager")]
     yield "takes {:.1f} ms instead of {:.1f} ms".format(*(step["kept, ms"] for step in small))
     yield "takes {:.0f} ms instead of {:.0f} ms".format(*(step["kept, ms"] for step in busy))
-    scan = r["scenes"]["rows"]["network"]["64 channels, float32"]
+    scan = r["scenes"]["rows"]["network"]["64 channels, TF32"]
     eager, captured = scan["ours, raw scan both ms"], scan["ours, raw scan, captured both ms"]
     ahead = scan["ours, raw scan, captured both ms, ahead"]
     yield f"A step takes {eager:.1f} ms eager, {captured:.1f} ms captured and {ahead:.1f} ms with `ahead`"

@@ -25,7 +25,8 @@ SIX = GaussianBumps(((0.1, 0.2, 0.3), (0, 0, 0), (-0.4, 0, 0.2), (0, 0.5, 0), (0
 @pytest.fixture
 def gluon(monkeypatch):
     """Gluon kernels for any number of rows. The list gains a boolean for each convolution: did a Gluon kernel run?"""
-    from gridless.ops.point_conv.gpu import convolution, dense, gluon, tiles
+    from gridless.kernels import tf32
+    from gridless.ops.point_conv.gpu import dense, gluon, tiles
 
     if INTERPRET:
         from tests.gluon import every_row, interpreted
@@ -61,7 +62,7 @@ def gluon(monkeypatch):
         monkeypatch.setattr(dense, name, getattr(dense, name).__wrapped__)
     monkeypatch.setattr(tiles, "few_rows", lambda *sizes: False)
     monkeypatch.setattr(tiles, "busy", lambda *sizes: 1.0)
-    monkeypatch.setattr(convolution, "_precision", lambda: "tf32")
+    monkeypatch.setattr(tf32, "float32_precision", lambda: "tf32")
     with gl.use_backend("gpu"):
         yield used
 
@@ -366,10 +367,10 @@ else:
             assert torch.equal(a, b)
 
     def test_full_precision_and_other_dimensions_go_to_the_triton_kernels(gluon, monkeypatch):
-        from gridless.ops.point_conv.gpu import convolution
+        from gridless.kernels import tf32
 
         with_gradients(*layer(32, 32, Monomials(2, 2)))
         assert gluon == [False]
-        monkeypatch.setattr(convolution, "_precision", lambda: "tf32x3")
+        monkeypatch.setattr(tf32, "float32_precision", lambda: "tf32x3")
         with_gradients(*layer(32, 32, Monomials(3, 2)))
         assert gluon == [False]

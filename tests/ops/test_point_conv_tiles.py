@@ -257,11 +257,11 @@ def test_a_launch_has_tensors_of_the_same_types_every_time(launches):
 
 
 def test_products_are_as_precise_as_they_are_told_to_be_at_each_call(monkeypatch, launches):
-    from gridless.ops.point_conv.gpu import convolution
+    from gridless.kernels import tf32
 
     for precision in ("tf32", "tf32x3", "tf32"):
         launches.clear()
-        monkeypatch.setattr(convolution, "_precision", lambda precision=precision: precision)
+        monkeypatch.setattr(tf32, "float32_precision", lambda precision=precision: precision)
         convolve(needs=(True, True, False, False, False))
         fused = [launch._constants for launch, _ in launches if launch._kernel.fn.__name__.startswith("fused")]
         assert [precision in constants for constants in fused] == [True, True]
@@ -311,14 +311,15 @@ def test_gluon_has_kernels_of_some_types_only(monkeypatch):
 
 
 def test_gluon_is_asked_only_where_it_is_on_and_products_may_round(monkeypatch, launches):
-    from gridless.ops.point_conv.gpu import convolution, gluon
+    from gridless.kernels import tf32
+    from gridless.ops.point_conv.gpu import gluon
 
     asked = []
     monkeypatch.setattr(gluon, "forward", lambda choice, has_bias: asked.append("forward"))
     for on, precision, dtype in product((False, True), ("tf32", "tf32x3"), (torch.float32, torch.float16)):
         asked.clear()
         monkeypatch.setattr(gluon, "GLUON", on)
-        monkeypatch.setattr(convolution, "_precision", lambda precision=precision: precision)
+        monkeypatch.setattr(tf32, "float32_precision", lambda precision=precision: precision)
         convolve(dtype, needs=(True, True, False, False, False))
         rounds = precision == "tf32" or dtype == torch.float16
         assert asked == (["forward"] if on and rounds else [])

@@ -39,10 +39,7 @@ def submanifold_taps(sites: Tensor, kernel: Axes = 3, dilation: Axes = 1) -> Tap
     The middle of an even kernel is entry kernel // 2. If all sides are odd, the edges are `symmetric`.
     """
     dim = check_sites("submanifold_taps", sites)
-    sides, steps = axis_numbers("kernel", kernel, dim), axis_numbers("dilation", dilation, dim)
-    padding = [step * (side // 2) for side, step in zip(sides, steps, strict=True)]
-    edges = taps_between(sites, sites, sides, 1, padding, steps)
-    return edges._changed(symmetric=all(side % 2 for side in sides))
+    return _seen("submanifold_taps", sites, sites, Window.centred(kernel, 1, dilation, dim))
 
 
 @backends.uncompiled
@@ -74,7 +71,7 @@ def strided_taps(
     target = None if extent is None else inside_sites(sites, window, extent)
     if target is None:
         target = new_sites("strided_taps", sites, seen_from(sites.long(), window), extent)
-    return target, taps_between(sites, target, *window.settings)
+    return target, _seen("strided_taps", sites, target, window)
 
 
 @backends.uncompiled
@@ -112,7 +109,7 @@ def transposed_taps(
     reached = sites[:, None, 1:].long() * window.steps(sites.device) + offsets
     example = sites[:, :1].long()[:, None].expand(-1, len(offsets), 1)
     target = new_sites("transposed_taps", sites, torch.cat([example, reached], 2).flatten(0, 1), extent)
-    return target, taps_between(target, sites, *window.settings).transpose()
+    return target, _seen("transposed_taps", target, sites, window).transpose()
 
 
 @backends.uncompiled
@@ -130,15 +127,21 @@ def taps_between(
         dilation: cells between entries of the kernel.
     """
     dim = check_sites("taps_between: source", source)
-    if check_sites("taps_between: target", target) != dim or source.device != target.device:
-        raise ValueError("taps_between: source and target must have the same dimensions and device")
-    window = Window.of(kernel, stride, padding, dilation, dim)
+    check_sites("taps_between: target", target)
+    return _seen("taps_between", source, target, Window.of(kernel, stride, padding, dilation, dim))
+
+
+def _seen(what: str, source: Tensor, target: Tensor, window: Window) -> TapEdges:
+    """The sources that each target sees."""
+    if source.shape[1] != target.shape[1] or source.device != target.device:
+        raise ValueError(f"{what}: source and target must have the same dimensions and device")
     if source.dtype == torch.int64 or target.dtype == torch.int64:
-        check_range("taps_between", source, target, window)
+        check_range(what, source, target, window)
     module = backends.implementation(reference, source.device)
     settings = window.offsets(source.device), window.steps(source.device)
     table = module.search(source.contiguous(), target.contiguous(), *settings)
-    return TapEdges.made(table=table, num_source=len(source)).trusted()
+    symmetric = source is target and window.is_centred
+    return TapEdges.made(table=table, num_source=len(source), symmetric=symmetric).trusted()
 
 
 def voxelise(cloud: Cloud, side: float, keep: str = "first", rows: Mapping[str, str] | None = None) -> Voxels:
@@ -186,6 +189,7 @@ def coarsen(voxels: Voxels, kernel: Axes = 2, stride: Axes = 2, padding: Axes = 
     return Voxels.made(coords=coords, splits=splits, cell=sites[:, 1:].contiguous(), side=side).trusted()
 
 
+@backends.uncompiled
 def tap_search(
     source: Voxels,
     target: Voxels,
@@ -209,8 +213,8 @@ def tap_search(
             raise TypeError(
                 f"tap_search: {role} must be Voxels, not {type(voxels).__name__}. Use voxelise(cloud, side)."
             )
-    sides, steps = axis_numbers("kernel", kernel, source.dim), axis_numbers("dilation", dilation, source.dim)
-    half = [step * (side // 2) for side, step in zip(sides, steps, strict=True)]
-    if source is target and padding is None and set(axis_numbers("stride", stride, source.dim)) == {1}:
-        return submanifold_taps(source.sites, sides, steps)
-    return taps_between(source.sites, target.sites, sides, stride, half if padding is None else padding, steps)
+    if padding is None:
+        window = Window.centred(kernel, stride, dilation, source.dim)
+    else:
+        window = Window.of(kernel, stride, padding, dilation, source.dim)
+    return _seen("tap_search", source.sites, target.sites, window)

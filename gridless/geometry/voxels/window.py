@@ -34,6 +34,19 @@ class Window:
         sides, pads = axis_numbers("kernel", kernel, dim), axis_numbers("padding", padding, dim, least=0)
         return cls(sides, axis_numbers("stride", stride, dim), pads, axis_numbers("dilation", dilation, dim))
 
+    @classmethod
+    def centred(cls, kernel: Axes, stride: Axes, dilation: Axes, dim: int) -> Window:
+        """The window whose middle tap is the site itself; the middle of an even kernel is entry kernel // 2."""
+        sides, steps = axis_numbers("kernel", kernel, dim), axis_numbers("dilation", dilation, dim)
+        padding = [step * (side // 2) for side, step in zip(sides, steps, strict=True)]
+        return cls(sides, axis_numbers("stride", stride, dim), padding, steps)
+
+    @property
+    def is_centred(self) -> bool:
+        """True if sites that see each other do so at opposite taps."""
+        axes = zip(*self.settings, strict=True)
+        return all(k % 2 and s == 1 and pad == d * (k // 2) for k, s, pad, d in axes)
+
     def offsets(self, device: torch.device) -> Tensor:
         """dilation * k - padding of every tap k (T, D) int64, in order."""
         return _offsets(tuple(zip(*self.settings, strict=True)), device)

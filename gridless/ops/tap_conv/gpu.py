@@ -19,7 +19,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.kernels import tf32
 from gridless.kernels.launch import INT32, Launcher, cdiv, is_compiling_ahead, power_of_two
+from gridless.kernels.tf32 import high_part, parts, three_products
 from gridless.structures.tap_edges import Pairs, TapEdges
 
 # Taps of a group at most: their set is a key of 64 bits.
@@ -94,8 +96,13 @@ def _product(
         return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
     precision = _precision(rows.dtype)
     tile = product_tile(rows.dtype, precision, taps, channels, width)
-    theta, k_major = _factor(weight, rows.dtype, transposed)
-    theta, low = _parts(theta) if precision == "tf32x3" else (theta, theta)
+    # Tensor cores take float32 only with steps side by side, 16 bits in both orders.
+    k_major = transposed or rows.dtype == torch.float32
+    theta = weight.transpose(1, 2) if k_major and not transposed else weight
+    if precision == "tf32x3":
+        theta, low = parts(theta)
+    else:
+        theta = low = theta.contiguous()
     groups = tiles_of(edges, tile.rows, tile.groups)
     wide = _wide(rows.dtype)
     sums = out if out.dtype == wide or len(groups) == 1 else out.new_empty(out.shape, dtype=wide)
@@ -113,33 +120,13 @@ def _product(
     return out
 
 
-def _factor(weight: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Tensor, bool]:
-    """The weight as the right factor of the product, and whether its steps, not its columns, lie side by side.
-
-    Tensor cores take float32 only in that order, 16 bits in both.
-    """
-    if dtype == torch.float32 and not transposed:
-        return weight.transpose(1, 2).contiguous(), True
-    return weight.contiguous(), transposed
-
-
-def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x in TF32, and the rest."""
-    high, low = torch.empty_like(x), torch.empty_like(x)
-    size = x.numel()
-    _PARTS((cdiv(size, 1024), 1, 1), (x, high, low), (size,), (1024,))
-    return high, low
-
-
 def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """Precision of products. float32 follows PyTorch's setting."""
-    if dtype != torch.float32 or torch.version.hip is not None:
-        return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+    """Precision of products."""
+    return tf32.float32_precision() if dtype == torch.float32 else "ieee"
 
 
 @lru_cache(1 << 12)
@@ -277,33 +264,6 @@ def _tiles(
 
 
 @triton.jit
-def _high(x):
-    """float32 rounded to TF32, towards zero."""
-    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-
-
-@triton.jit(do_not_specialize=["size"])
-def _split(X, HIGH, LOW, size, B: tl.constexpr):
-    """HIGH is X in TF32, LOW the rest; B numbers each."""
-    at = tl.program_id(0) * B + tl.arange(0, B)
-    x = tl.load(X + at, at < size, other=0.0)
-    high = _high(x)
-    tl.store(HIGH + at, high, at < size)
-    tl.store(LOW + at, x - high, at < size)
-
-
-@triton.jit
-def _three_products(a, a_low, b, b_low):
-    """(a + a_low) (b + b_low) without the product of the low parts.
-
-    Tensor cores round sums towards zero: only those of one step are left to them.
-    """
-    part = tl.dot(a_low, b, input_precision="tf32")
-    part = tl.dot(a, b_low, part, input_precision="tf32")
-    return tl.dot(a, b, part, input_precision="tf32")
-
-
-@triton.jit
 def _conv(
     F, THETA, LOW, BIAS, ROWS, BEGIN, TAPS, GATHER, SUMS, OUT,
     Q: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
@@ -354,8 +314,8 @@ def _conv(
                 b_low = tl.load(LOW + b_at, b_mask, other=0.0)
             if K_MAJOR:
                 b, b_low = tl.trans(b), tl.trans(b_low)
-            a_high = _high(a)
-            acc += _three_products(a_high, a - a_high, b, b_low)
+            a_high = high_part(a)
+            acc += three_products(a_high, a - a_high, b, b_low)
         else:
             if K_MAJOR:
                 b = tl.trans(b)
@@ -432,9 +392,9 @@ def _weight(
                 f = tl.load(F + j.to(INDEX)[:, None] * Q + q[None, :], on[:, None] & (q < Q)[None, :], other=0.0)
                 g = tl.load(GRAD + i.to(INDEX)[:, None] * P + p[None, :], on[:, None] & (p < P)[None, :], other=0.0)
                 if PRECISION == "tf32x3":
-                    f_high, g_high = _high(f), _high(g)
+                    f_high, g_high = high_part(f), high_part(g)
                     f_low, g_low = f - f_high, g - g_high
-                    acc += _three_products(tl.trans(f_high), tl.trans(f_low), g_high, g_low)
+                    acc += three_products(tl.trans(f_high), tl.trans(f_low), g_high, g_low)
                 else:
                     acc = tl.dot(tl.trans(f), g, acc, input_precision=PRECISION, out_dtype=DTYPE)
             at = (part + tap).to(INDEX) * (Q * P) + q.to(INDEX)[:, None] * P + p[None, :]
@@ -505,4 +465,4 @@ def _place_pairs(TABLE, ENDS, TARGET, SOURCE, rows, T: tl.constexpr, B: tl.const
 
 _KEYS, _COUNT, _TILES = (Launcher(kernel, exact=True) for kernel in (_keys, _count, _tiles))
 _COUNT_PAIRS, _PAIRS = Launcher(_count_pairs, exact=True), Launcher(_place_pairs, exact=True)
-_PARTS, _CONV, _WEIGHT, _TOTAL = Launcher(_split, exact=True), Launcher(_conv), Launcher(_weight), Launcher(_total)
+_CONV, _WEIGHT, _TOTAL = map(Launcher, (_conv, _weight, _total))

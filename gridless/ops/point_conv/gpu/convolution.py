@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import interpreting
+from gridless.kernels import tf32
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
 from gridless.ops.point_conv.contract import CoordGradients, Gradients, Neighbours
 from gridless.ops.point_conv.edge_function import compute_dtype
@@ -54,12 +55,9 @@ def conv(
     elif chosen := dense.forward(rows.kind, dtype, *shape, bias is not None, *_sizes(rows, shape, out)):
         chosen(rows, inverse, features, weight, bias, out)
     else:
-        flat = weight.flatten(0, 1)
+        times_weight = tf32.product_with(weight.flatten(0, 1), rows.count, processors(out.device))
         for first, last, sums in _chunks(rows, inverse, features):
-            if bias is None:
-                torch.mm(sums, flat, out=out[first:last])
-            else:
-                torch.addmm(bias, sums, flat, out=out[first:last])
+            times_weight(sums, bias, out[first:last])
     return out, inverse
 
 
@@ -105,11 +103,12 @@ def _dense_backward(
             return d_features, *totals
     terms, channels, width = shape
     d_features = torch.empty_like(features) if need_features else None
-    across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
+    across = weight.transpose(1, 2).reshape(terms * width, channels)
+    times_weight = tf32.product_with(across, rows.count, processors(grad.device)) if need_features else None
     total = None
     for first, last, sums in _chunks(rows, inverse, grad):
-        if d_features is not None and across is not None:
-            torch.mm(sums, across, out=d_features[first:last])
+        if d_features is not None and times_weight is not None:
+            times_weight(sums, None, d_features[first:last])
         if need_weight:
             total = _product(features[first:last].t(), sums, total)
     if total is not None:
@@ -120,7 +119,7 @@ def _dense_backward(
 def _sizes(rows: EdgeRows, shape: torch.Size, out: Tensor) -> tuple:
     """Sizes and settings that decide the kernels of a convolution by matrices, beside types and channels."""
     index = rows.index(max(shape[1], shape[2]))
-    return rows.blocks, rows.degree, index, out.device, _precision(), gluon.GLUON
+    return rows.blocks, rows.degree, index, out.device, tf32.float32_precision(), gluon.GLUON
 
 
 def _column_parts(x: Tensor) -> Tensor:
@@ -291,13 +290,6 @@ def _transform_first(
             features.dtype, tile.warps, terms * part_width, T=tile.rows, CB=block, HAS_BIAS=bias is not None,
             WIDTH=part_width, STRIDE=width,
         )  # fmt: skip
-
-
-def _precision() -> str:
-    """Precision of products of float32 matrices: that of torch's."""
-    if torch.version.hip is not None:
-        return "ieee"
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
 def _product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:

@@ -53,9 +53,12 @@ def forward(
     index: Any, device: torch.device, precision: str, with_gluon: bool,
 ) -> Callable[..., None] | None:  # fmt: skip
     """run(rows, inverse, features, weight, bias, out) writes (N F) Theta + bias, or where the rows are sources the
-    gradient of the features from that of the result. None where the sums are to be written first."""
+    gradient of the features from that of the result. None where the sums are to be written first: float32 that is not
+    rounded multiplies as fast by `exact_product` or a library."""
     count = blocks * BLOCK
     choice = Choice(kind, dtype, terms, channels, width, count, count * degree, index, device, precision)
+    if not choice.rounds and terms * dot_block(channels) > HELD:
+        return None
     tile = fused_tile(dtype, terms, channels, width, count, choice.edges, device)
     return None if tile is None else _forward(choice, tile, has_bias, with_gluon)
 
@@ -100,7 +103,7 @@ def backward(
         narrow = narrow if have_room(numbers, dtype, device) else None
     if need_weight and narrow is not None:
         return Backward(_both(choice, narrow, need_features), None, None)
-    wide = wide_backward_tiles(dtype, terms, channels, width, *sizes)
+    wide = wide_backward_tiles(dtype, terms, channels, width, *sizes) if choice.rounds else None
     along = wide and wide[0]
     if narrow is not None:
         along = fused_tile(dtype, terms, width, channels, *sizes, device)
