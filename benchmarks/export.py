@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import re
 import subprocess
 import tempfile
 import time
@@ -132,11 +133,30 @@ def late(took: np.ndarray) -> dict[str, float]:
     return {"call p50 us": p50, "call p90 us": p90, "call p99 us": p99}
 
 
+def memory() -> dict[str, dict[str, dict[str, int]]]:
+    """Bytes of the shipped event networks with the least working memory (`chunk=1`), by bits."""
+    sizes: dict[str, dict[str, dict[str, int]]] = {}
+    for name in ("n-cars-stream", "n-cars-voxel", "n-cars", "n-cars-small"):
+        for bits in (32, 16):
+            with tempfile.TemporaryDirectory() as folder:
+                text = (gl.export(gl.load(name), folder, bits=bits, chunk=1) / "README.md").read_text()
+            rows = re.findall(r"^\| (constants|state: [a-z ]+) \| ([\d,]+) \|$", text, re.MULTILINE)
+            constants, *state = (int(number.replace(",", "")) for _, number in rows)
+            sizes.setdefault(name, {})[str(bits)] = {"constants": constants, "state": sum(state)}
+    return sizes
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--only", nargs="*", default=None, help="names of networks")
+    parser.add_argument("--memory", action="store_true", help="bytes of the shipped networks only")
     choice = parser.parse_args()
+    out = RESULTS / "export.json"
+    earlier = json.loads(out.read_text()) if out.is_file() else {}
+    if choice.memory:
+        keep(out, earlier | {"memory": memory()})
+        return
     torch.set_num_threads(1)
     real = recordings(choice.data)
     results = {}
@@ -150,7 +170,7 @@ def main() -> None:
             prepare(model, Path(folder))
             results[name] = measure(model, events[:60_000], Path(folder))
         print(name, json.dumps(results[name], indent=1), flush=True)
-    keep(RESULTS / "export.json", {"machine": cpu(), "commit": commit(), "results": results})
+    keep(out, earlier | {"machine": cpu(), "commit": commit(), "results": results})
 
 
 if __name__ == "__main__":

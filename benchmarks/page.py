@@ -21,7 +21,7 @@ import charts  # noqa: E402
 import reproduction  # noqa: E402
 
 # Results on other pages.
-ELSEWHERE = {"official"}
+ELSEWHERE = {"official", "first_call"}
 
 HEAD = """# Benchmarks
 
@@ -397,9 +397,7 @@ def from_disk(r: dict[str, Any]) -> Table:
     caption = (
         "Seconds of an epoch with the examples in GPU memory and read from a pack, whose pages are in memory or "
         "(*cold*) are not. Captured steps, IEEE float32. Medians of three epochs in turn; some capture graphs, so "
-        "that times vary by a factor of two. N-Cars: two of its five packs. Since then one call reads a batch, instead "
-        "of one an example: on a Xeon core a batch of N-Cars takes 6.7 ms instead of 11.6, and Python work beside it "
-        "no longer slows down."
+        "that times vary by a factor of two. N-Cars: two of its five packs."
     )
     return "Training from disk", f"{caption} {origin(r['out_of_core']['epochs'])}", columns, rows
 

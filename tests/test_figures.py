@@ -38,6 +38,8 @@ def going_live(r: Results) -> Iterator[str]:
     events = [f"{load['events a recording']:,.0f}" for load in loads]
     yield row(f"events kept, of {events[0]}", "all", *events[1:])
     yield row("accuracy, %", *(f"{100 * load['accuracy']:.1f}" for load in loads))
+    error = max(network["error"]["engine"] for network in live.values())
+    yield f"the difference is {error:.1e} at most"
     longest = max(load["p99 ms"] for load in r["overload"]["lag"]["rows"])
     yield f"99 of 100 packets have a lag below {math.ceil(longest)} ms"
 
@@ -80,6 +82,15 @@ def export(r: Results) -> Iterator[str]:
     medians, rare = ([ways["portable"][f"call {p} us"] for ways in networks.values()] for p in ("p50", "p99"))
     yield f"A call of C with one event takes {min(medians):.2f} to {max(medians):.2f} us in the median"
     yield f"the 99th percentile is {min(rare):.0f} to {max(rare):.0f} us"
+    full, half = (max(ways[way]["error"] for ways in networks.values()) for way in ("portable", "16 bits"))
+    yield f"C differs from the engine by {full:.0e} at most"
+    yield f"and with 16 bits by {half:.0e}"
+    for name, sizes in r["export"]["memory"].items():
+        cells = [sizes[bits][part] / 1e6 for bits in ("32", "16") for part in ("constants", "state")]
+        text = row(f"`{name}`", *(f"{size:.1f} MB" if size > 10 else f"{size:.2f} MB" for size in cells))
+        yield text.replace("0.65 MB", "**0.65 MB**").replace("0.93 MB", "**0.93 MB**")
+    largest, least = networks["n_cars_small"]["portable"]["state MB"], r["export"]["memory"]["n-cars-small"]["32"]
+    yield f"{least['state'] / 1e6:.2f} MB instead of {largest:.1f} MB"
 
 
 def tracking(r: Results) -> Iterator[str]:
@@ -108,8 +119,24 @@ def tracking(r: Results) -> Iterator[str]:
 
 def comparison(r: Results) -> Iterator[str]:
     weights = r["official"]["weights"]
-    yield f"our stream network {100 * weights['n-cars-stream']['accuracy']:.1f} %"
-    yield f"`n-cars` ({100 * weights['n-cars']['accuracy']:.1f} %)"
+    yield f"our stream network has {100 * weights['n-cars-stream']['accuracy']:.1f} %"
+    yield f"`n-cars` have {100 * weights['n-cars']['accuracy']:.1f} %"
+
+
+def install(r: Results) -> Iterator[str]:
+    seconds = {row["cache"]: row["s"] for row in r["first_call"]["rows"]}
+    yield f"takes {seconds['empty']:.0f} s without the cache, {seconds['full']:.0f} s with it"
+    first = r["calls"]["rows"]["large: first plan and step, s"]
+    yield f"the paper's large network take {first['plan_s'] + first['step_s']:.0f} s together"
+
+
+def data(r: Results) -> Iterator[str]:
+    large = r["out_of_core"]["large"]
+    yield f"packing took {large['packing_s']:.0f} s with two processes, the pack has {large['pack_mb'] / 1024:.1f} GiB"
+    assert max(large["packing_mb_above_empty"], large["training_mb_above_empty"]) < 1024
+    voxel = json.loads((ROOT / "gridless/pretrained/n-cars-voxel.json").read_text())
+    accuracies = [100 * voxel[part]["accuracy"] for part in ("held_out", "test")]
+    yield "has {:.1f} % on one, and {:.1f} % on the official test split".format(*accuracies)
 
 
 def paper_to_code(r: Results) -> Iterator[str]:
@@ -142,6 +169,8 @@ def notes(r: Results) -> Iterator[str]:
         ("docs/tutorials/export.md", export),
         ("docs/tutorials/tracking.md", tracking),
         ("docs/comparison.md", comparison),
+        ("docs/install.md", install),
+        ("docs/data.md", data),
         ("docs/paper-to-code.md", paper_to_code),
         ("benchmarks/NOTES.md", notes),
     ],
