@@ -1,42 +1,37 @@
-"""gridless.compat.torch_cluster beside compiled torch_cluster: python benchmarks/as_torch_cluster.py
+"""gridless.compat.torch_cluster beside a compiled torch_cluster: python benchmarks/as_torch_cluster.py
 
-CPU, one thread, seconds of the processor (not of the clock, so that other work on the machine counts little), the least
-of several runs, each after the other. The results are compared before they are timed. Without torch_cluster, which has
-to be compiled for the PyTorch that is installed, only ours are timed.
+CPU, one thread, milliseconds of processor time, so that other work on the machine counts little: the least of several
+runs, each after the other. The results are compared before they are timed. torch_cluster has to be compiled for the
+PyTorch that is installed, and must be installed.
 """
 
 import os
-import sys
-import time
 
 for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ[name] = "1"
 
+import time  # noqa: E402
+from functools import partial  # noqa: E402
+
 import torch  # noqa: E402
+import torch_cluster as theirs  # noqa: E402
+from common import RESULTS, in_turn, report  # noqa: E402
 
 import gridless.compat.torch_cluster as ours  # noqa: E402
-
-try:
-    import torch_cluster as theirs
-except ImportError:
-    theirs = None
-torch.set_num_threads(1)
 
 
 def pairs(edges: torch.Tensor) -> torch.Tensor:
     return edges[:, (edges[0] * (int(edges.max()) + 1) + edges[1]).argsort()]
 
 
-def seconds(function, repeats: int) -> float:
-    least = float("inf")
-    for _ in range(repeats):
-        begin = time.process_time()
-        function()
-        least = min(least, time.process_time() - begin)
-    return least
+def check(what: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Raise an error if the edges, or the samples, are not the same."""
+    if not (pairs(ours).equal(pairs(theirs)) if ours.ndim == 2 else ours.equal(theirs)):
+        raise AssertionError(f"{what}: {tuple(ours.shape)} and {tuple(theirs.shape)} differ")
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     many, batch = torch.rand(32 * 1024, 3), torch.arange(32 * 1024) // 1024
     large, wide = torch.rand(100_000, 3), torch.randn(8 * 1024, 64)
@@ -50,18 +45,13 @@ def main() -> None:
         "fps, 32 clouds of 1,024 to 256": lambda m: m.fps(many, batch, 0.25, random_start=False),
         "fps, 100,000 points to 1,000": lambda m: m.fps(large, None, 0.01, random_start=False),
     }
-    print(f"torch {torch.__version__}, one thread; milliseconds")
-    print("| | gridless | torch_cluster | ratio |\n|---|---|---|---|")
+    rows = []
     for what, run in cases.items():
-        mine = run(ours)
-        if theirs is not None:
-            other = run(theirs)
-            same = pairs(mine).equal(pairs(other)) if mine.ndim == 2 else mine.equal(other)
-            if not same:
-                print(f"{what}: {mine.shape} and {other.shape} differ", file=sys.stderr)
-        first = seconds(lambda: run(ours), 5)  # noqa: B023
-        second = seconds(lambda: run(theirs), 2) if theirs is not None else float("nan")  # noqa: B023
-        print(f"| {what} | {first * 1e3:.1f} | {second * 1e3:.1f} | {second / first:.1f} |", flush=True)
+        check(what, run(ours), run(theirs))
+        works = {"gridless, ms": partial(run, ours), "torch_cluster, ms": partial(run, theirs)}
+        times = in_turn(works, 5, time.process_time)
+        rows.append({"work": what, **{who: 1e3 * seconds for who, seconds in times.items()}})
+    report(RESULTS / "torch_cluster.json", rows)
 
 
 if __name__ == "__main__":

@@ -158,6 +158,15 @@ def samplers(r: dict[str, Any]) -> Table:
     return "Samplings and nearest points", f"One core. {origin(r['samplers'])}", COLUMNS, rows
 
 
+def as_torch_cluster(r: dict[str, Any]) -> Table:
+    rows = []
+    for row in r["torch_cluster"]["rows"]:
+        ours, theirs = (row[f"{who}, ms"] for who in ("gridless", "torch_cluster"))
+        rows.append([row["work"], "ms", *best(ours, {"torch_cluster": theirs}, more_is_better=False)])
+    caption = "`gridless.compat.torch_cluster` beside torch_cluster 1.6.3, compiled. Processor time on one thread."
+    return "Functions of torch_cluster", f"{caption} {origin(r['torch_cluster'])}", COLUMNS, rows
+
+
 GEOMETRY = {
     "chain": "the paper's 7 searches and 3 samplings",
     "chain, ragged": "the same, clouds of 128 to 1,024 points",
@@ -575,6 +584,7 @@ TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
     chains: {"geometry": ("geometry_chain", "geometry_chain_x86-64", "geometry_chain_neoverse-n1")},
     large: {"geometry": ("geometry_large",)},
     samplers: {"geometry": ("samplers",)},
+    as_torch_cluster: {"as_torch_cluster": ("torch_cluster",)},
     geometry_gpu: {"geometry": ("geometry_gpu",), "farthest_gpu": ("farthest_gpu",)},
     convolutions: {"conv": ("conv_cuda_float32", "conv_cuda_bfloat16", "conv_cpu_float32")},
     eager: {"calls": ("calls",)},
