@@ -225,36 +225,6 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]):
     assert "--help" in text
 
 
-EVENT_STEP = """
-import torch, gridless as gl
-recording = gl.collate([gl.data.MovingGlyphs(2)[i][0] for i in range(2)])
-for form in ("scan", "edges"):
-    model = gl.models.event_resnet(5, (34, 34), width=4, levels=2, pooled=0, form=form)
-    model.loss(model.plan(recording), torch.arange(2))[0].backward()
-"""
-
-
-@pytest.mark.slow
-def test_kernels_are_compiled_ahead(tmp_path: Path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1"}
-    runs, written = [], []
-    for arguments in (["-m", "gridless", "compile", "events"], ["-c", EVENT_STEP]):
-        command = [sys.executable, *arguments]
-        runs.append(
-            subprocess.run(command, cwd=PACKAGE.parent, env=environment, capture_output=True, text=True, check=True)
-        )
-        written.append({path.relative_to(tmp_path) for path in tmp_path.rglob("*.nbc")})
-    assert [line.split(":")[0] for line in runs[0].stderr.splitlines() if line.endswith(" s")] == ["events"]
-    assert {"causal", "lif", "event_conv"} <= {path.parts[0].rpartition("_")[0] for path in written[0]}
-    # A training step compiles nothing again.
-    assert written[1] == written[0]
-
-
-def test_unknown_kernels_are_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]):
-    assert command_line.main(["compile", "evnets"]) == 1
-    assert re.search("'evnets'.*points, events, live", capsys.readouterr().err)
-
-
 def test_an_unknown_command_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]):
     assert command_line.main(["trian"]) == 2
     assert re.search("'trian'.*train, precompute, evaluate", capsys.readouterr().err)

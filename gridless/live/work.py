@@ -26,7 +26,8 @@ def over_cells(body: Any) -> Any:
     """Make a body compute all cells of a row without a stream; a cell differs where one of the inputs differs."""
 
     def answer(i, f, d, r, s, first, n, lane):
-        body(i, f, d, r, -1, 0, i[r + CELLS], lane)
+        # s is -1 and first is 0, but Numba would compile the body once more for literal numbers.
+        body(i, f, d, r, s, first, i[r + CELLS], lane)
         mask = i[r + MASK]
         if mask != i[r + A_MASK]:
             for cell in range(i[r + CELLS]):
