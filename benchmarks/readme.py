@@ -26,7 +26,7 @@ def accuracy(r: Results) -> Row:
 
 def geometry(r: Results) -> Row:
     rates = {row["who"]: row["clouds/s"] for row in r["geometry_chain"]["rows"]}
-    what = "geometry of the paper's large network, batches of 128 clouds"
+    what = "searches and samplings of the paper's large network, batches of 128 clouds"
     peers = f"torch_cluster {rates['torch_cluster']:,.0f}, Open3D {rates['Open3D']:,.0f}; the paper: over 800 (8 cores)"
     return what, "Xeon, one core", f"**{rates['gridless, batch of 128']:,.0f} clouds/s**", peers
 
@@ -61,8 +61,8 @@ def call(r: Results) -> Row:
 def exact(r: Results) -> Row:
     errors = [row["error"] for row in r["streaming"]["results"].values() if "error" in row]
     engine, window = ([error[who] for error in errors] for who in ("engine", "window"))
-    cut = f"history cut after four decay times, as the authors trained: {min(window):.2f} to {max(window):.2f}"
-    what = "live predictions against whole recordings, relative difference"
+    cut = f"{min(window):.2f} to {max(window):.2f} if history is cut after four decay times, as the authors trained"
+    what = "relative difference of live predictions from those on whole recordings"
     return what, "Arm Neoverse N1", f"**{max(engine):.0e}** at most", cut
 
 
