@@ -88,7 +88,8 @@ def _cache(path: Path) -> Cached | None:
         clouds = {f"{name[:-4]}{end}" for name in names if f"{name[:-4]}.json" in names for end in (".npy", ".json")}
         clouds = {name for name in clouds if f"{Path(name).stem}.npy" in names}
         if clouds or any(map(_BESIDE.fullmatch, names)):
-            return _of(path, "clouds", lambda name: name in clouds or _BESIDE.fullmatch(name))
+            what = "clouds" if clouds else "hashes"
+            return _of(path, what, lambda name: name in clouds or _BESIDE.fullmatch(name))
     return None
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import gridless as gl
+from gridless.cli.clean import caches
 from gridless.cli.main import main
 from gridless.data.files import locked
 
@@ -45,6 +46,13 @@ def test_caches_are_listed_and_stay_unless_one_agrees(data: Path, capsys: pytest
     assert [line.split()[2] for line in out.splitlines()] == ["clouds", "pack", "geometry", "in"]
     assert "--yes" in err
     assert left(data) == before
+
+
+def test_hashes_of_files_are_not_called_clouds(tmp_path: Path):
+    beside = tmp_path / ".gridless"
+    beside.mkdir()
+    (beside / "files.json").write_text("{}")
+    assert [cache.what for cache in caches([tmp_path])] == ["hashes"]
 
 
 def test_caches_are_removed_and_other_files_stay(data: Path, capsys: pytest.CaptureFixture[str]):
