@@ -11,7 +11,7 @@ import gridless as gl
 @pytest.fixture
 def libraries():
     """The modules spconv.pytorch, torch_scatter and flash_attn, as `gl.compat.enable` gives them."""
-    gl.compat.enable()
+    gl.compat.enable(force=("flash_attn", "spconv", "torch_scatter"))
     import flash_attn  # pyright: ignore[reportMissingImports]
     import spconv.pytorch as spconv  # pyright: ignore[reportMissingImports]
     import torch_scatter  # pyright: ignore[reportMissingImports]

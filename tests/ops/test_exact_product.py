@@ -43,7 +43,7 @@ def test_products_of_far_magnitudes_keep_their_digits(gpu):
     out = left.new_empty(64, 64)
     tf32.exact_product(left, *tf32.parts(right.t()), None, out)
     expected = left.double() @ right.double()
-    assert float(((out - expected).norm(dim=1) / expected.norm(dim=1)).max()) < 2e-6
+    assert float(((out - expected).norm(dim=1) / expected.norm(dim=1)).max()) < 4e-6
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
@@ -87,7 +87,7 @@ def test_wide_convolutions_in_float32_multiply_by_it(gpu, monkeypatch):
     used, product = [], tf32.exact_product
     monkeypatch.setattr(tf32, "exact_product", lambda *given: used.append(given[0].shape) or product(*given))
     monkeypatch.setattr(tf32, "_WORTH", 1)
-    rows, channels = 300, 64
+    rows, channels = (300, 128) if gpu.type == "cpu" else (6000, 128)
     edges = gl.Edges(torch.arange(rows + 1) * 3, (torch.arange(3 * rows) * 7 % rows).int(), rows).to(gpu)
     coords, weight = some(gpu, rows, 3), some(gpu, 10, channels, channels, seed=1) / 25
     features, bias, slope = some(gpu, rows, channels, seed=2), some(gpu, channels, seed=3), some(gpu, rows, channels)
@@ -99,7 +99,7 @@ def test_wide_convolutions_in_float32_multiply_by_it(gpu, monkeypatch):
         return [out, *torch.autograd.grad(out, given, slope)]
 
     got = run()
-    assert used == [(rows, 640)] * 2
+    assert used == [(rows, 10 * channels)] * 2
     with gl.use_backend("reference"):
         expected = run()
     for a, b in zip(got, expected, strict=True):
