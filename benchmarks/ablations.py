@@ -42,14 +42,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "16 nearest, no self-edge": {"model__nearest": 16, "model__self_edge": False},
     "16 nearest, farthest points": {"model__nearest": 16, "model__sampler": "farthest", **FEWER},
 }
-# The authors' study: normalised or not, weighted or not, with and without dropped points in training.
+# The authors' study: normalised or not, weighted or not, with and without dropped points in training; all with the
+# authors' limit of neighbours.
 DENSITY: dict[str, dict[str, Any]] = {
-    "normalised": {},
-    "unnormalised": {"model__normalise": False},
+    "normalised": {"model__limit": 64},
+    "unnormalised": {"model__limit": 64, "model__normalise": False},
     # The authors' switch takes the normalisation away too.
-    "weightless": {"model__falloff": None, "model__normalise": False},
-    "no drop, normalised": {"augment__drop": 0.0},
-    "no drop, unnormalised": {"augment__drop": 0.0, "model__normalise": False},
+    "weightless": {"model__limit": 64, "model__normalise": False, "model__falloff": None},
+    "no drop, normalised": {"model__limit": 64, "augment__drop": 0.0},
+    "no drop, unnormalised": {"model__limit": 64, "model__normalise": False, "augment__drop": 0.0},
 }
 TIMED = 5
 POINTS = (32, 64, 128, 256, 512, 1024)

@@ -378,6 +378,7 @@ Terms: *monomials* are products of powers of the coordinates; *kernel points* ar
 | `model.order` | 0, 1, 2, 3: the highest order of the monomials | 2 |
 | `model.basis` | `monomials`, `kernel points` | `monomials` |
 | `model.nearest` | null (balls), or the number of nearest neighbours | null |
+| `model.limit` | null, or so many nearest neighbours of a ball at most (64 in the authors' code) | null |
 | `model.falloff` | `linear`, null | `linear` |
 | `model.normalise` | true, false | true |
 | `model.sampler` | `rejection`, `farthest`, `approximate farthest`, `random` | `rejection` |

@@ -23,6 +23,8 @@ class Choices:
         basis: "monomials", or "kernel points", the Gaussian bumps of `gl.nn.KernelPoints`.
         nearest: so many nearest neighbours in place of a ball, and twice as many where the cloud is thinned. Vectors
             are still divided by the ball's radius.
+        limit: keep so many nearest neighbours of a ball at most, and twice as many where the cloud is thinned. Without
+            normalisation the few clouds with hundreds of neighbours decide the statistics of their batch.
         falloff: "linear", 1 - |vector|, or None for equal weights.
         normalise: divide each row by the sum of its weights.
         sampler: "rejection" with the level's ball; or so many points of each cloud: "farthest",
@@ -34,6 +36,7 @@ class Choices:
     order: int = 2
     basis: str = "monomials"
     nearest: int | None = None
+    limit: int | None = None
     falloff: str | None = "linear"
     normalise: bool = True
     sampler: str = "rejection"
@@ -50,6 +53,8 @@ class Choices:
         ):
             if value not in allowed:
                 raise ValueError(f"Choices: {name} is {value!r}. Choose one of {', '.join(map(repr, allowed))}.")
+        if self.nearest is not None and self.limit is not None:
+            raise ValueError("Choices: nearest and limit exclude each other. Give one of them.")
         if self.basis != "monomials" and self.order != 2:
             raise ValueError(f"Choices: order is {self.order}, but {self.basis} have no order. Leave it out.")
 
@@ -65,12 +70,14 @@ class Choices:
 
     def search(self, plan: Plan, source: Name, target: Name, radius: float) -> Name:
         """The neighbourhoods of `target` in `source`, as a line of the plan; `radius` is the ball's."""
-        if self.nearest is None:
-            edges = plan.ball(source, target, radius)
-        else:
-            wanted = self.nearest if source == target else 2 * self.nearest
+        wanted = self.limit if self.nearest is None else self.nearest
+        if wanted is not None:
             # A point's own edge is one of them, unless it is dropped.
-            edges = plan.nearest(source, target, wanted + (not self.self_edge))
+            wanted = wanted * (1 if source == target else 2) + (not self.self_edge)
+        if self.nearest is None:
+            edges = plan.ball(source, target, radius, limit=wanted)
+        else:
+            edges = plan.nearest(source, target, wanted)
         return edges if self.self_edge else plan.without_self(edges)
 
     def sample(self, plan: Plan, cloud: Name, radius: float) -> Name:

@@ -26,6 +26,8 @@ CHOICES = [
     {"basis": "kernel points"},
     {"nearest": 6},
     {"nearest": 6, "self_edge": False},
+    {"limit": 6},
+    {"limit": 6, "self_edge": False},
     {"falloff": None},
     {"normalise": False},
     {"falloff": None, "normalise": False},
@@ -93,6 +95,26 @@ def test_a_network_without_self_edges_has_none(clouds):
         assert not (edges.source == own[edges.target.long()]).any()
     # Rejection sampling is along whole balls.
     assert len(geometry["X1"]) == len(models.PointResNet(radius=0.25).plan(clouds[0])["X1"])
+
+
+@pytest.mark.parametrize("self_edge", [True, False])
+def test_a_limit_keeps_the_nearest_of_a_ball_and_samples_as_whole_balls_do(clouds, self_edge):
+    whole = models.PointResNet(radius=0.25, choices=Choices(self_edge=self_edge)).plan(clouds[0])
+    model = models.PointResNet(radius=0.25, choices=Choices(limit=6, self_edge=self_edge))
+    geometry = model.plan(clouds[0])
+    cut = 0
+    for conv in (m for m in model.modules() if isinstance(m, gl.nn.PointConv | gl.nn.FeaturelessConv)):
+        edges = geometry[conv.edges]
+        most = 6 if conv.edges.source == conv.edges.target else 12
+        assert edges.counts.max() <= most
+        cut += int(edges.counts.max() == most)
+    assert cut
+    assert (geometry["X1"].coords == whole["X1"].coords).all()
+
+
+def test_nearest_and_limit_exclude_each_other():
+    with pytest.raises(ValueError, match="exclude"):
+        Choices(nearest=6, limit=6)
 
 
 @pytest.mark.parametrize("choice", [{"sampler": "grid"}, {"basis": "splines"}, {"falloff": "cubic"}, {"self_edge": 2}])

@@ -236,7 +236,13 @@ def padded(plan, geometry, room) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("point_resnet_plus", {}), ("point_resnet_large", {"self_edge": False}), ("point_unet", {})]
+    ("name", "more"),
+    [
+        ("point_resnet_plus", {}),
+        ("point_resnet_large", {"self_edge": False}),
+        ("point_resnet_large", {"limit": 6}),
+        ("point_unet", {}),
+    ],
 )
 def test_batches_cut_from_a_group_are_those_made_one_by_one(clouds, name, more):
     plan = models.build({"model": name, "classes": 3, "width": 8, "levels": 2, **more}).plan
