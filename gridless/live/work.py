@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,22 +19,10 @@ from gridless.live.operations import OPERATIONS, freeze
 from gridless.live.table import A_MASK, B_MASK, CELLS, MASK, OP
 
 
+@functools.cache
 def compiled(body: Body | None) -> Any:
+    """The compiled body. A function is compiled once, also if it serves several operations or is their answer, too."""
     return body and njit(nogil=True, error_model="numpy", inner=True)(body)
-
-
-def over_cells(body: Any) -> Any:
-    """Make a body compute all cells of a row without a stream; a cell differs where one of the inputs differs."""
-
-    def answer(i, f, d, r, s, first, n, lane):
-        # s is -1 and first is 0, but Numba would compile the body once more for literal numbers.
-        body(i, f, d, r, s, first, i[r + CELLS], lane)
-        mask = i[r + MASK]
-        if mask != i[r + A_MASK]:
-            for cell in range(i[r + CELLS]):
-                i[mask + cell] = i[i[r + A_MASK] + cell] | i[i[r + B_MASK] + cell]
-
-    return compiled(answer)
 
 
 def chain(bodies: Iterable[Any]) -> Any:
@@ -71,7 +60,30 @@ freeze()
 _bodies = [compiled(operation.body) for operation in OPERATIONS.values()]
 _answers = [compiled(operation.answer) for operation in OPERATIONS.values()]
 
-# A row of n events; a row without a stream; a row without a stream when a window begins.
+
+@njit(nogil=True, error_model="numpy", inner=True)
+def _join_masks(i, f, d, r, s, first, n, lane):
+    """A cell of a row differs where one of the inputs differs."""
+    mask = i[r + MASK]
+    if mask != i[r + A_MASK]:
+        for cell in range(i[r + CELLS]):
+            i[mask + cell] = i[i[r + A_MASK] + cell] | i[i[r + B_MASK] + cell]
+
+
+# Operations that have no answer of their own: the body computes all cells of a row without a stream.
+_over_cells = [None if answer else body for answer, body in zip(_answers, _bodies, strict=True)]
+_own_answer, _all_cells = chain(_answers), chain(_over_cells)
+_masks = chain(body and _join_masks for body in _over_cells)
+
+
+@njit(nogil=True, error_model="numpy", inner=True)
+def answer_row(i, f, d, r, s, first, n, lane):
+    """Compute a row without a stream."""
+    _own_answer(i, f, d, r, s, first, n, lane)
+    _all_cells(i, f, d, r, s, first, i[r + CELLS], lane)
+    _masks(i, f, d, r, s, first, n, lane)
+
+
+# A row of n events; a row without a stream when a window begins.
 work = chain(_bodies)
-answer_row = chain(answer or over_cells(body) for answer, body in zip(_answers, _bodies, strict=True))
 restart_row = chain(compiled(operation.restart) for operation in OPERATIONS.values())

@@ -70,11 +70,16 @@ class Page:
         return write_whole(path, self.html().encode())
 
 
-def image(figure: Any, caption: str = "", legend: Legend | None = None) -> str:
-    """A matplotlib figure as a card, with a caption and a legend."""
+def png(figure: Any) -> bytes:
+    """A matplotlib figure as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
-    data = base64.b64encode(buffer.getvalue()).decode()
+    return buffer.getvalue()
+
+
+def image(picture: Any, caption: str = "", legend: Legend | None = None) -> str:
+    """A matplotlib figure, or a PNG file of one, as a card, with a caption and a legend."""
+    data = base64.b64encode(picture if isinstance(picture, bytes) else png(picture)).decode()
     return _card(f'<img alt="{text_of(caption)}" src="data:image/png;base64,{data}">', caption, legend)
 
 

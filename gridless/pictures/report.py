@@ -75,19 +75,21 @@ def _draw(
     names: Sequence[str], table: list[list[str]],
 ) -> Path:  # fmt: skip
     from gridless.pictures import figures
-    from gridless.pictures.page import Page, image
+    from gridless.pictures.page import Page, image, png
 
     accuracies = sorted({key for row in history for key in row if key.endswith(("accuracy", "iou"))})
     losses = sorted({key for row in history for key in row if key.endswith("loss")})
     drawn = {"curves.png": figures.learning(history, losses, accuracies)}
     if counts is not None:
         drawn["confusion.png"] = figures.confusion(counts, names)
-    for name, figure in drawn.items():
-        figure.savefig(out / name, dpi=120)
+    # Rendered once, for the files and for the page: that takes longer than a short run.
+    pictures = {name: png(figure) for name, figure in drawn.items()}
+    for name, picture in pictures.items():
+        write_whole(out / name, picture)
     page = Page(f"Run {out.name}", f"{len(history)} epochs")
     kinds = {"valid_accuracy": "validation accuracy", "train_accuracy": "training accuracy"}
     page.figures([(f"{results[key]:.1%}", label) for key, label in kinds.items() if results.get(key) is not None])
-    page.row(*(image(figure, name) for name, figure in drawn.items()))
+    page.row(*(image(picture, name) for name, picture in pictures.items()))
     if table:
         page.heading("Classes")
         page.table(table[0], [list(row) for row in table[1:]])

@@ -35,3 +35,9 @@ def one_thread():
     with torch.backends.mkldnn.flags(enabled=True):
         yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch):
+    """As where matplotlib is missing: runs of a few steps end without pictures, which take longer than the steps."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -18,7 +18,7 @@ from small_run import shapes, tiny
 from gridless.training import Recipe
 from gridless.training.run import run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "without_pictures")
 
 # Nine clouds in batches of three: three steps an epoch, nine in all.
 STEPS, TOTAL = 3, 9
@@ -141,27 +141,36 @@ from gridless.training import Recipe
 from gridless.training.run import run
 
 class Kill:
+    def __init__(self, step):
+        self.step = step
+
     def on_step_start(self, state, batch):
-        if state.step == int(sys.argv[1]):
+        if state.step == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-if __name__ == "__main__":
+def begin(kill):
     run(
         Recipe.from_dict(json.loads({recipe!r})), shapes(9, 16), shapes(6, 16, seed=1), Path({out!r}), progress=False,
-        checkpoint_steps=3, resume=Path({out!r}, "checkpoints/last.ckpt").is_file(), callbacks=[Kill()],
+        checkpoint_steps=3, resume=Path({out!r}, "checkpoints/last.ckpt").is_file(), callbacks=[Kill(kill)],
     )
+
+# Each run is a process of its own, which begins with everything imported.
+for kill in map(int, sys.argv[1:]):
+    child = os.fork()
+    if child == 0:
+        begin(kill)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_twice_ends_the_same(tmp_path):
-    recipe, _, _ = settings_of(SETTINGS[3])
-    for name, kills in (("whole", [-1]), ("cut", [4, 8, -1])):
-        settings = {"recipe": json.dumps(recipe.to_dict()), "out": str(tmp_path / name)}
-        script = SCRIPT.format(tests=str(Path(__file__).parent), **settings)
-        for kill in kills:
-            done = subprocess.run(
-                [sys.executable, "-c", script, str(kill)], capture_output=True, text=True, timeout=200
-            )
-            assert done.returncode == (0 if kill == -1 else -signal.SIGKILL), done.stderr[-2000:]
+    recipe, options, valid = settings_of(SETTINGS[3])
+    run(recipe, shapes(9, 16), valid, tmp_path / "whole", **options)
+    settings = {"recipe": json.dumps(recipe.to_dict()), "out": str(tmp_path / "cut")}
+    script = SCRIPT.format(tests=str(Path(__file__).parent), **settings)
+    command = [sys.executable, "-c", script, "4", "8", "-1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.stdout.split() == [f"{-signal.SIGKILL:d}"] * 2 + ["0"], done.stderr[-2000:]
     assert_same(tmp_path / "whole", tmp_path / "cut")

@@ -29,9 +29,7 @@ from gridless.training.checkpoints import digest_of, share, write_checkpoint
 from gridless.training.logs import EpochBar, Log
 from gridless.training.run import run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread", "without_pictures")]
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
