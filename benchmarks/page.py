@@ -312,11 +312,10 @@ def taps(r: dict[str, Any]) -> Table:
         "channels; medians over 22 scans of SemanticKITTI. Eager; indices (the neighbours of each voxel) are "
         "reused unless a row says *new indices*. Both sides have the named "
         "precision: TF32 by `SPCONV_ALLOW_TF32`; IEEE float32 of ours is three products of TF32, with an error under "
-        "7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1 and new indices (6 scans). Narrow "
-        "layers with new indices are slower than spconv's, because the search waits for the host. spconv-triton "
+        "7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1 and new indices (6 scans); it was "
+        "measured before a change that made the search of a layer's indices twice as fast. spconv-triton "
         "1.0.0 had not tuned its first layer after 25 s. On the CPU both sides call the same products of PyTorch, "
-        "which take most of the time. Peak memory was measured before the gradient of the bias was summed in parts: "
-        "torch's sum over all rows takes 1 kB a row with 128 channels."
+        "which take most of the time."
     )
     return "Voxels", f"{caption} {origin(r['taps'])}", COLUMNS, rows
 

@@ -256,6 +256,7 @@ def convolutions() -> None:
                 _conv(torch.float32, 1000, width, width, Monomials(3, 1))
         with _precision("tf32x3"):
             _conv(torch.float32, 40_000, 64, 64)
+            _conv(torch.float32, 40_000, 128, 128)
     for normalise in (True, False):
         _conv(torch.float64, 48, 32, 32, normalise=normalise, coords=True)
     _conv(torch.float32, 1000, 64, 16, order="transform_first")
