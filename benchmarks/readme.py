@@ -46,6 +46,13 @@ def convolution(r: Results) -> Row:
     return what, "H200", f"**{ours}**", f"PyG {pyg}"
 
 
+def voxels(r: Results) -> Row:
+    cell = r["taps"]["rows"]["5 cm, 64, IEEE float32"]
+    ours, peer = (f"{cell[f'{who} forward']:.2f} / {cell[f'{who} both']:.2f} ms" for who in ("ours", "spconv"))
+    what = "convolution over 27 voxel offsets, LiDAR scans, 64 channels, forward / with gradients, eager, IEEE float32"
+    return what, "H200", f"**{ours}**", f"spconv {peer}"
+
+
 def live(r: Results) -> Row:
     rates = [row[head]["Mev/s"] for row in r["streaming"]["results"].values() for head in ("voxel", "stream")]
     what = "live event networks (the paper's five and N-Cars), packets of 10,000 events"
@@ -66,7 +73,24 @@ def exact(r: Results) -> Row:
     return what, "Arm Neoverse N1", f"**{max(engine):.0e}** at most", cut
 
 
-ROWS: tuple[Callable[[Results], Row], ...] = (accuracy, geometry, epoch, convolution, live, call, exact)
+def tracking(r: Results) -> Row:
+    errors, late = r["track"]["rms in pixels"], r["track"]["rms with latency by packet"]
+    cnn = min(row["rms with latency"] for name, row in errors.items() if name.startswith("CNN"))
+    what = "following a laser spot, error of the latest finished answer, recordings held out"
+    return what, "Xeon, one core", f"**{min(late['C, 32 bits'].values()):.2f} px**", f"CNN on frames {cnn:.2f} px"
+
+
+ROWS: tuple[Callable[[Results], Row], ...] = (
+    accuracy,
+    geometry,
+    epoch,
+    convolution,
+    voxels,
+    live,
+    call,
+    exact,
+    tracking,
+)
 
 
 def table() -> str:

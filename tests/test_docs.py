@@ -65,8 +65,11 @@ def test_the_readme_prints_what_its_comments_say(
     expected = re.findall(r"^print\(.*\) +# (.+)$", "\n".join(code), re.M)
     assert len(expected) > 1
     names: dict = {"__name__": "__main__"}
-    for block in code:
-        exec(compile(block, "README.md", "exec"), names)
+    try:
+        for block in code:
+            exec(compile(block, "README.md", "exec"), names)
+    finally:
+        gl.compat.disable()
     assert capsys.readouterr().out.splitlines() == expected
 
 
