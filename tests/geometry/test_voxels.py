@@ -76,7 +76,8 @@ WINDOWS = [(3, 1, 1, 1), (3, 2, 1, 1), (2, 2, 0, 1), (3, 2, 2, 2), (5, 3, 2, 1),
 @pytest.mark.parametrize("window", WINDOWS)
 def test_int32_sites_give_the_new_sites_of_int64_ones(device, dim, window):
     """Those inside a shape are found by one number each."""
-    shape = [7, 6, 5][:dim]
+    # Interpreted, the time goes by targets.
+    shape = ([5, 4, 3] if gl.backends.interpreting() else [7, 6, 5])[:dim]
     sites = (torch.rand(3, *shape, generator=torch.Generator().manual_seed(2)) < 0.3).nonzero().to(device)
     wide, narrow = (strided_taps(s, *window, shape=shape) for s in (sites, sites.int()))
     assert torch.equal(wide[0], narrow[0].long())

@@ -88,7 +88,8 @@ def test_any_network_stays_inside_its_buffers_and_no_cut_changes_a_bit(options, 
 @pytest.mark.parametrize("width", [12, 24])
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 def test_a_network_for_a_large_sensor_stays_inside_its_buffers(head, width, monkeypatch):
-    model = trained(EventResNet(10, (346, 260), width, levels=3, pooled=1, threshold=1.0, head=head, duration=10**9))
+    # More than 2^16 pixels.
+    model = trained(EventResNet(10, (300, 220), width, levels=3, pooled=1, threshold=1.0, head=head, duration=10**9))
     examine(monkeypatch, model, 2_000, 0, [1, 700])
 
 
