@@ -9,12 +9,15 @@ from pathlib import Path
 import gridless as gl
 
 # isort: split
+import compiler
 import pytest
 import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+compiler.quicken()
 
 if INTERPRET:
     from interpreter import quicken
