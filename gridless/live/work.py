@@ -61,7 +61,7 @@ _bodies = [compiled(operation.body) for operation in OPERATIONS.values()]
 _answers = [compiled(operation.answer) for operation in OPERATIONS.values()]
 
 
-@njit(nogil=True, error_model="numpy", inner=True)
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _join_masks(i, f, d, r, s, first, n, lane):
     """A cell of a row differs where one of the inputs differs."""
     mask = i[r + MASK]
@@ -76,7 +76,7 @@ _own_answer, _all_cells = chain(_answers), chain(_over_cells)
 _masks = chain(body and _join_masks for body in _over_cells)
 
 
-@njit(nogil=True, error_model="numpy", inner=True)
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def answer_row(i, f, d, r, s, first, n, lane):
     """Compute a row without a stream."""
     _own_answer(i, f, d, r, s, first, n, lane)
