@@ -76,7 +76,7 @@ def read_points(
         with suppress(FormatError, FileNotFoundError):
             if ply.has_faces(Source.mapped(Path(file))):
                 return sample_mesh(file, points, normalise=False)
-    cloud = read_cloud(file, topic=topic if is_bag(Path(file)) else None)
+    cloud = read_cloud(file, topic=topic if topic is not None and is_bag(Path(file)) else None)
     if not len(cloud):
         raise ValueError(f"{file}: has no points")
     return cloud

@@ -171,7 +171,8 @@ class LasFile:
             header = laspy.LasHeader.read_from(io.BytesIO(source.data[:start]))
             names = _row_names(header)
             # Names and types that do not go together are found here, not when points are read.
-            [laspy.PackedPointRecord.empty(header.point_format)[name] for name in names]
+            no_points = laspy.PackedPointRecord.empty(header.point_format)
+            [no_points[name] for name in names]
         except MemoryError:
             raise
         except Exception as error:
