@@ -135,7 +135,8 @@ class CloudFolder(Examples):
         """Read the chosen files. If points have labels, all others, too: labels are numbered through all files."""
         rows = range(len(self.listing.files)) if self.label else chosen
         paths = {self.listing.root / self.listing.files[i]: i for i in rows}
-        wanted = {path for path, i in paths.items() if i in set(chosen)}
+        indices = set(chosen)
+        wanted = {path for path, i in paths.items() if i in indices}
         READINGS.select((self.listing.root, *self.settings))
 
         def cached(path: Path) -> CloudFile | None:
