@@ -70,14 +70,13 @@ class Choices:
 
     def search(self, plan: Plan, source: Name, target: Name, radius: float) -> Name:
         """The neighbourhoods of `target` in `source`, as a line of the plan; `radius` is the ball's."""
-        wanted = self.limit if self.nearest is None else self.nearest
-        if wanted is not None:
-            # A point's own edge is one of them, unless it is dropped.
-            wanted = wanted * (1 if source == target else 2) + (not self.self_edge)
-        if self.nearest is None:
-            edges = plan.ball(source, target, radius, limit=wanted)
+        # Its own edge is one of them, unless it is dropped.
+        factor, own = 1 if source == target else 2, int(not self.self_edge)
+        if self.nearest is not None:
+            edges = plan.nearest(source, target, factor * self.nearest + own)
         else:
-            edges = plan.nearest(source, target, wanted)
+            limit = None if self.limit is None else factor * self.limit + own
+            edges = plan.ball(source, target, radius, limit)
         return edges if self.self_edge else plan.without_self(edges)
 
     def sample(self, plan: Plan, cloud: Name, radius: float) -> Name:
