@@ -22,7 +22,7 @@ import typer
 from gridless.kernels.progress import is_terminal, shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
-from gridless.live.view import Kind, Page, Rerun, Terminal
+from gridless.live.view import Kind, LivePage, Rerun, Terminal
 from gridless.structures import Events
 
 # Seconds that a recording waits for a browser to show it.
@@ -106,10 +106,10 @@ def stream(
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
     meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
-    viewer: Page | Terminal | Rerun | None = None
+    viewer: LivePage | Terminal | Rerun | None = None
     if view is not None:
         about = engine.sensor, names, meter
-        kinds = {Kind.page: Page, Kind.rerun: Rerun}
+        kinds = {Kind.page: LivePage, Kind.rerun: Rerun}
         viewer = kinds[view](*about, view_port) if view in kinds else Terminal(*about)
         viewer.open(0.0 if live and not realtime else PATIENCE)
     # Printed lines would overwrite a view in the terminal.
@@ -131,7 +131,9 @@ def stream(
     return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
 
 
-def _run(packets: Iterable[Any], engine: Any, tell: Tell, meter: Meter, viewer: Page | Terminal | Rerun | None) -> None:
+def _run(
+    packets: Iterable[Any], engine: Any, tell: Tell, meter: Meter, viewer: LivePage | Terminal | Rerun | None
+) -> None:
     """Pass all packets through the engine, and report predictions as they are due; at the end the newest one."""
     from gridless.live.sources import NewStream
 

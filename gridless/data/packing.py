@@ -164,15 +164,15 @@ class Packer:
 
     def __call__(self, job: tuple[int, int]) -> None:
         first, end = job
-        shard = _Shard()
+        shard = _ShardWriter()
         for i in range(first, end):
             shard.add(self.dataset, i)
             if shard.bytes > SHARD_BYTES or i + 1 == end:
                 shard.write(self.folder / f"{first:010d}-{i + 1:010d}.safetensors")
-                first, shard = i + 1, _Shard(shard.meta)
+                first, shard = i + 1, _ShardWriter(shard.meta)
 
 
-class _Shard:
+class _ShardWriter:
     """One shard in memory until it is written; `meta` is the metadata of the shards before it."""
 
     def __init__(self, meta: dict[str, str] | None = None) -> None:

@@ -119,7 +119,7 @@ class View:
         }
 
 
-class Page(View):
+class LivePage(View):
     """A page that this process serves to this machine alone: `url`. Pictures go to every browser that has it open."""
 
     def __init__(self, sensor: tuple[int, int], names: list[str], meter: Any, port: int = 0) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from gridless.nn.blocks import sampled, with_coords
-from gridless.pictures.figures import BLUE, GREEN, GREY, RED, _figure
+from gridless.pictures.figures import BLUE, GREEN, GREY, RED, new_figure
 from gridless.plan import Name, Plan, Step
 
 # Inches between the centres of boxes, and colours of boxes.
@@ -29,7 +29,7 @@ def diagram(boxes: Mapping[str, Box], arrows: Iterable[tuple[str, str]], divide:
     """Boxes by name and arrows between them; `divide` is the column of a dashed line."""
     columns, rows = [box.column for box in boxes.values()], [box.row for box in boxes.values()]
     left, right, top, bottom = min(columns) - 0.6, max(columns) + 0.6, min(rows) - 0.7, max(rows) + 0.7
-    figure = _figure(ACROSS * (right - left), DOWN * (bottom - top))
+    figure = new_figure(ACROSS * (right - left), DOWN * (bottom - top))
     axes = figure.add_subplot()
     axes.set(xlim=(left * ACROSS, right * ACROSS), ylim=(bottom * DOWN, top * DOWN))
     axes.axis("off")

@@ -15,7 +15,7 @@ BLUE, RED, GREY, GREEN = "#3178c6", "#d1382c", "#8a94a1", "#2b8a3e"
 SIDE_BY_SIDE = (6.0, 5.2)
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """A figure that belongs to no window and no global state."""
     try:
         from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ def points(
     coords: np.ndarray, colours: np.ndarray, sizes: np.ndarray, title: str = "", legend: Legend | None = None
 ) -> Any:
     """Points in 3-D (or 2-D), in colours (N, 3) uint8 and sizes; the larger ones in front."""
-    figure = _figure(6, 6)
+    figure = new_figure(6, 6)
     axes = figure.add_subplot() if coords.shape[1] < 3 else figure.add_subplot(projection="3d")
     for size in np.unique(sizes):
         some = sizes == size
@@ -60,7 +60,7 @@ def mesh(corners: np.ndarray, title: str = "") -> Any:
     """Triangles (T, 3, 3), lit from above."""
     from mpl_toolkits.mplot3d.art3d import Poly3DCollection
 
-    figure = _figure(6, 6)
+    figure = new_figure(6, 6)
     axes = figure.add_subplot(projection="3d")
     normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
     normal /= np.maximum(np.linalg.norm(normal, axis=1, keepdims=True), 1e-30)
@@ -78,7 +78,7 @@ def mesh(corners: np.ndarray, title: str = "") -> Any:
 def image(pixels: np.ndarray, title: str = "") -> Any:
     """An image (H, W, 3) uint8, its first row on top."""
     height, width = pixels.shape[:2]
-    figure = _figure(6, max(6 * height / width, 1) + 0.2)
+    figure = new_figure(6, max(6 * height / width, 1) + 0.2)
     axes = figure.add_subplot()
     axes.imshow(pixels, interpolation="nearest")
     axes.set(xlabel="x", ylabel="y")
@@ -88,7 +88,7 @@ def image(pixels: np.ndarray, title: str = "") -> Any:
 
 def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) -> Any:
     """The paper's picture of sampling: a 2-D cloud, samples in red, and their balls; points outside all are marked."""
-    figure = _figure(5 * len(samples), 5.5)
+    figure = new_figure(5 * len(samples), 5.5)
     # The layout leaves no room for titles when axes are off.
     figure.get_layout_engine().set(rect=(0, 0, 1, 0.94))
     for at, (title, index) in enumerate(samples.items()):
@@ -112,7 +112,7 @@ def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) 
 
 def space_time(events: np.ndarray, colours: np.ndarray, title: str = "", legend: Legend | None = None) -> Any:
     """Events (N, 3), each (milliseconds since the first, x, y), in colours (N, 3) uint8: time to the right, y down."""
-    figure = _figure(7, 5)
+    figure = new_figure(7, 5)
     axes = figure.add_subplot(projection="3d")
     axes.scatter(*events.T, s=2, c=colours / 255, linewidths=0)
     axes.invert_zaxis()
@@ -125,7 +125,7 @@ def space_time(events: np.ndarray, colours: np.ndarray, title: str = "", legend:
 
 def curves(series: dict[str, Sequence[float]]) -> Any:
     """Learning curves, accuracies in percent by epoch, one line per entry."""
-    figure = _figure(*SIDE_BY_SIDE)
+    figure = new_figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
     for (name, values), colour in zip(series.items(), (BLUE, RED, GREEN, GREY) * 4, strict=False):
         # A single epoch is a dot.
@@ -140,7 +140,7 @@ def curves(series: dict[str, Sequence[float]]) -> Any:
 
 def learning(history: Sequence[dict[str, Any]], losses: Sequence[str], accuracies: Sequence[str]) -> Any:
     """Loss and accuracy of a run by epoch, side by side; an epoch without a figure is left out of its line."""
-    figure = _figure(2 * SIDE_BY_SIDE[0], SIDE_BY_SIDE[1])
+    figure = new_figure(2 * SIDE_BY_SIDE[0], SIDE_BY_SIDE[1])
     for at, (names, label, scale) in enumerate(((losses, "loss", 1.0), (accuracies, "accuracy (%)", 100.0))):
         axes = figure.add_subplot(1, 2, at + 1)
         for name, colour in zip(names, (BLUE, RED, GREEN, GREY) * 4, strict=False):
@@ -159,7 +159,7 @@ def learning(history: Sequence[dict[str, Any]], losses: Sequence[str], accuracie
 def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
     """The confusion matrix: rows are true classes, columns predicted classes; each row sums to 1."""
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure = _figure(*SIDE_BY_SIDE)
+    figure = new_figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     labels = [shown(name) for name in names]
@@ -175,7 +175,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
 
 def bars(values: Sequence[float], x: str, y: str) -> Any:
     """One bar for each of several percentages."""
-    figure = _figure(*SIDE_BY_SIDE)
+    figure = new_figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
     axes.bar(range(1, len(values) + 1), values, color=BLUE)
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -186,7 +186,7 @@ def bars(values: Sequence[float], x: str, y: str) -> Any:
 
 def levels(lines: dict[str, dict[str, dict[str, float]]], title: str = "") -> Any:
     """Rows of every line of a plan, and the neighbours of every search: medians as bars, means and maxima as marks."""
-    figure = _figure(10, 1.2 + 0.36 * len(lines))
+    figure = new_figure(10, 1.2 + 0.36 * len(lines))
     for at, what in enumerate(("rows", "neighbours")):
         named = {name: statistics[what] for name, statistics in lines.items() if what in statistics}
         axes = figure.add_subplot(1, 2, at + 1)
@@ -206,7 +206,7 @@ def levels(lines: dict[str, dict[str, dict[str, float]]], title: str = "") -> An
 
 def live(time: np.ndarray, probability: np.ndarray, names: Sequence[str]) -> Any:
     """Probabilities over time (ms). The legend names all classes; classes that never lead are paler."""
-    figure = _figure(8, 3.6)
+    figure = new_figure(8, 3.6)
     axes = figure.add_subplot()
     leaders = set(probability.argmax(1))
     for k, name in enumerate(names):

@@ -139,7 +139,7 @@ class Events(Ragged):
             if not isinstance(values, (list, tuple)) or len(values) != len(x):
                 raise ValueError(f"Events.of: {name} must be a list of {len(x)} arrays, one for each recording")
         recordings = [r[:] if isinstance(r, Events) and r.padding else r for r in (x if several else [x])]
-        columns = [_columns(r, "Events.of") for r in recordings]
+        columns = [recording_columns(r, "Events.of") for r in recordings]
         more = []
         for i, (recording, (_, time, _)) in enumerate(zip(recordings, columns, strict=True)):
             rows_of_one = {n: v[i] if several else v for n, v in rows.items()}
@@ -306,7 +306,7 @@ def _repaired(columns: Columns, sensor: tuple[int, int], repair: Sequence[str]) 
     return (pixel, time, polarity), at
 
 
-def _columns(array: Any, what: str) -> Columns:
+def recording_columns(array: Any, what: str) -> Columns:
     """pixel, time and polarity of one recording, converted and checked for type but not for order."""
     if isinstance(array, Events):
         if array.num_examples != 1:

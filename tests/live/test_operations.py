@@ -15,7 +15,7 @@ from test_export import needs_compiler
 from torch import nn
 
 import gridless as gl
-from gridless.live import Session, operations, stream
+from gridless.live import Session, operations, registry, stream
 from gridless.live.export import check
 from gridless.live.export import folder as exporting
 from gridless.live.operation import Elementwise, Operation, Sink
@@ -115,10 +115,10 @@ def test_an_operation_that_is_there_already_or_comes_too_late_is_refused(monkeyp
     class Again(Elementwise):
         name = "relu"
 
-    monkeypatch.setattr(operations, "frozen", False)
+    monkeypatch.setattr(registry, "frozen", False)
     with pytest.raises(ValueError, match="'relu'"):
         operations.register(Again)
-    monkeypatch.setattr(operations, "frozen", True)
+    monkeypatch.setattr(registry, "frozen", True)
     with pytest.raises(RuntimeError, match="'relu'"):
         operations.register(Again)
 

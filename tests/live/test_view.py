@@ -20,7 +20,7 @@ from browser import CHROMIUM, Browser
 
 import gridless as gl
 from gridless.live import stream
-from gridless.live.view import Page, Terminal
+from gridless.live.view import LivePage, Terminal
 from gridless.models import events as networks
 
 METER = SimpleNamespace(offset=1.0, lag=0.0025, sensor=0.5)
@@ -42,7 +42,7 @@ def messages(url: str, received: list[dict], begun: threading.Event) -> None:
 
 @pytest.mark.parametrize("sensor", [(34, 34), (700, 400)])
 def test_the_page_is_told_of_every_event_and_of_the_newest_prediction(events, sensor):
-    page = Page(sensor, NAMES, METER)
+    page = LivePage(sensor, NAMES, METER)
     received: list[dict] = []
     begun = threading.Event()
     reader = threading.Thread(target=messages, args=(page.url, received, begun))
@@ -69,7 +69,7 @@ def test_the_page_is_told_of_every_event_and_of_the_newest_prediction(events, se
 
 @pytest.mark.parametrize(("sensor", "point"), [((34, 34), [12.0, 7.5]), ((700, 400), [11 / 3, 13 / 6])])
 def test_where_a_network_tracks_the_page_and_the_terminal_show_a_point(events, sensor, point):
-    page = Page(sensor, [], METER)
+    page = LivePage(sensor, [], METER)
     received: list[dict] = []
     begun = threading.Event()
     reader = threading.Thread(target=messages, args=(page.url, received, begun))
@@ -89,7 +89,7 @@ def test_where_a_network_tracks_the_page_and_the_terminal_show_a_point(events, s
 
 
 def test_no_name_of_a_class_ends_the_script_that_holds_it():
-    page = Page((34, 34), ["</script><script>alert(1)</script>"], METER)
+    page = LivePage((34, 34), ["</script><script>alert(1)</script>"], METER)
     try:
         with urllib.request.urlopen(page.url, timeout=20) as answer:
             text = answer.read().decode()
@@ -100,7 +100,7 @@ def test_no_name_of_a_class_ends_the_script_that_holds_it():
 
 
 def test_the_page_is_for_this_machine_alone():
-    page = Page((34, 34), NAMES, METER)
+    page = LivePage((34, 34), NAMES, METER)
     try:
         with urllib.request.urlopen(page.url, timeout=20) as answer:
             assert json.dumps(NAMES) in answer.read().decode()
@@ -109,7 +109,7 @@ def test_the_page_is_for_this_machine_alone():
                 urllib.request.urlopen(urllib.request.Request(page.url + path, headers={"Host": host}), timeout=20)
             assert error.value.code == status
         with pytest.raises(ValueError, match=r"--view-port \d+"):
-            Page((34, 34), NAMES, METER, int(page.url.split(":")[2][:-1]))
+            LivePage((34, 34), NAMES, METER, int(page.url.split(":")[2][:-1]))
     finally:
         page.close()
 

@@ -28,7 +28,7 @@ def read(file: File) -> Recording:
     if file.bytes(0, len(MAGIC)) != MAGIC:
         raise file.error("only version 4.0 of AEDAT4 can be read", 0)
     start = len(MAGIC) + 4 + _size(file, len(MAGIC))
-    header = Table(file, file.bytes(len(MAGIC), start), b"IOHE", len(MAGIC))
+    header = FlatTable(file, file.bytes(len(MAGIC), start), b"IOHE", len(MAGIC))
     compression = header.integer(0, "<i", 0)
     end = header.integer(1, "<q", -1)
     streams = _streams(file, header.string(2))
@@ -56,7 +56,7 @@ def _size(file: File, at: int) -> int:
     return size
 
 
-class Table:
+class FlatTable:
     """A FlatBuffers table behind its size, read with every offset checked."""
 
     def __init__(self, file: File, data: bytes, identifier: bytes, at: int) -> None:
@@ -189,7 +189,7 @@ def _zstd_pieces(library: Any, data: bytes) -> Iterator[bytes]:
 
 
 def _events(file: File, data: bytes, at: int) -> np.ndarray:
-    table = Table(file, data, b"EVTS", at)
+    table = FlatTable(file, data, b"EVTS", at)
     start, count = table.vector(0, EVENT.itemsize)
     return np.frombuffer(data, EVENT, count, start)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gridless.data.numpy_files import NPY, ZIP, array_of, arrays_of
 from gridless.data.readers.events.base import File, Recording
-from gridless.structures.events import ALIASES, _columns
+from gridless.structures.events import ALIASES, recording_columns
 
 ROWS = "rows."
 FIELDS = {alias for aliases in ALIASES.values() for alias in aliases}
@@ -46,7 +46,7 @@ def recording_of(
     if isinstance(array, dict):
         array = {name: value for name, value in array.items() if name.lower() in FIELDS}
     try:
-        pixel, time, polarity = _columns(array, "events")
+        pixel, time, polarity = recording_columns(array, "events")
     except (ValueError, TypeError) as error:
         raise file.error(str(error)) from None
     assert polarity is not None
