@@ -201,7 +201,7 @@ def _shipped(out: Path) -> Shipped:
             answer = points(points.plan(prepare(gl.Cloud.of(xyz), names[label], how=Preparation(up="z"))))[0].softmax(0)
         shapes.append((names[label], answer))
     cars: Any = gl.load("n-cars")
-    digits = gl.data.MovingGlyphs(SEEN, sensor=tuple(cars.config["sensor"]))
+    digits = gl.data.MovingGlyphs(SEEN, sensor=gl.data.NCars.sensor)
     events = gl.collate([digits[i][0] for i in range(SEEN)])
     data = TrainingSet.of(events, torch.zeros(SEEN, dtype=torch.int64))
     answers = ClassifyRecordings().probabilities(cars, data, Recipe.from_dict(cars.about["recipe"]), 1)

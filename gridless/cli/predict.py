@@ -44,7 +44,7 @@ def predict(
     category: Annotated[str | None, typer.Option(help="Networks that find parts: what the clouds show.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Parts: the folder for PLY files, default parts. Scenes: the file, or a folder of them."),
+        typer.Option(help="Parts: a folder. Scenes: a file or a folder. Tracked objects: .csv, .json or a folder."),
     ] = None,
     grid: Annotated[
         float | None, typer.Option(help="Scenes: the cell of which one point is seen; default: as in training.")
@@ -63,6 +63,8 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, with all probabilities.")] = False,
 ) -> None:
     """Print class and probabilities of your own files; networks that find parts write each cloud to OUT/NAME.ply.
+
+    Networks that track an object write its positions in each recording to OUT/NAME.csv.
 
     Networks that label points by what is around them (point_unet) label scenes of any size, tile by tile in constant
     memory. A scene is a file, or a folder of files in one frame. If the command is killed, the same command continues

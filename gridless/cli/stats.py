@@ -111,9 +111,7 @@ def _examples(recipe: Any, root: Path | None, split: str, limit: int | None) -> 
     task = load_task(recipe.task_name)
     data = task.load(recipe, root, split)
     recipe = task.fit(recipe, data)
-    model: Any = recipe.make_model()
-    if model.config.get("form") == "scan":
-        model = recipe.changed(model={**recipe.model, "form": "edges"}).make_model()
+    model: Any = task.with_edges(recipe, recipe.make_model())
     count = min(limit or len(data), len(data))
     index = torch.linspace(0, len(data) - 1, count).long()
     prepare = task.augment(recipe, train=False)

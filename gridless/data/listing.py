@@ -89,7 +89,7 @@ def listing(
     readable = [entry for entry in entries if _is_readable(entry.path, suffixes)]
     others = [entry for entry in entries if not _is_readable(entry.path, suffixes)]
     if not readable:
-        layout = "CLASS/FILE" if by_class else "FILE"
+        layout = "CLASS/FILE" if by_class else "file"
         raise FileNotFoundError(f"{root} holds no {layout} that can be read here. Readable: {', '.join(suffixes)}.")
     if by_class:
         # Only clouds may have labels of points instead.

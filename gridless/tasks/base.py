@@ -96,6 +96,10 @@ class Task:
     def check_data(self, model: nn.Module, data: TrainingSet) -> None:
         """Reject examples that the network has no answer for, such as a class beyond its last."""
 
+    def with_edges(self, recipe: Recipe, model: Any) -> Any:
+        """The network whose plan `gridless stats` counts: the same, or one whose plan lists all neighbours."""
+        return model
+
     def describe(self, recipe: Recipe, data: TrainingSet, model: nn.Module) -> list[str]:
         """Lines that describe a folder of the user's files, printed before training; warnings last."""
         return [f"{len(data)} examples to learn from"]

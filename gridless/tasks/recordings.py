@@ -126,6 +126,11 @@ class ClassifyRecordings(NameExamples):
         options = recipe.data_options if prepared == recorded else {**recipe.data_options, "sensor": list(recorded)}
         return _with_threshold(recipe.fitted(model=model, data_options=options), data)
 
+    def with_edges(self, recipe: Recipe, model: Any) -> Any:
+        if model.config.get("form") == "scan":
+            return recipe.changed(model={**recipe.model, "form": "edges"}).make_model()
+        return model
+
     def augment(self, recipe: Recipe, train: bool) -> Chain:
         return chain(recipe, train)
 

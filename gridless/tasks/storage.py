@@ -161,7 +161,7 @@ def _part_of(packed: Pack, split: str, recipe: Recipe, storage: Storage) -> Trai
     return PackedSet.of_pack(packed, torch.tensor(rows), storage.keep, features=features, parts=parts)
 
 
-class _Examples:
+class _SetItems:
     """The examples of a set in memory, one by one."""
 
     def __init__(self, data: TrainingSet) -> None:
@@ -177,7 +177,7 @@ class _Examples:
 def _on_disk(data: TrainingSet, root: Path | None, storage: Storage) -> TrainingSet:
     """A set that was read into memory, as a pack."""
     place = _place(Path() if root is None else root, storage)
-    packed = _pack(_Examples(data), place / f"pack-{_digest(digest_of(data))}", 1, {"source": str(root)})
+    packed = _pack(_SetItems(data), place / f"pack-{_digest(digest_of(data))}", 1, {"source": str(root)})
     names = ("class_names", "features", "parts", "values", "files", "scales", "listing")
     return PackedSet.of_pack(packed, keep="disk", **{name: getattr(data, name) for name in names})
 

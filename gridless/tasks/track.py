@@ -46,6 +46,8 @@ TRUTH = "truth"
 PIECES = {"piece": 80_000, "warm_up": 400_000}
 # Microseconds of events that `predict` gives to a live network at once.
 PACKET = 1000
+# Default folder of `predict`, and the suffixes of an `--out` that is a file.
+OUT, SUFFIXES = Path("tracks"), (".csv", ".json")
 # Errors above this many pixels have a linear loss, because known positions may be wrong.
 BEND = 1.0
 
@@ -150,6 +152,13 @@ class Track(Task):
     def live(self, logits: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
         return [{"x": round(x, 3), "y": round(y, 3)} for x, y in logits.tolist()]
 
+    def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
+        out = options.get("out", OUT)
+        if len(files) > 1 and out.suffix in SUFFIXES:
+            raise ValueError(f"--out {out} is one file for {len(files)} recordings. Give a folder.")
+        if len({file.stem for file in files}) < len(files):
+            raise ValueError(f"two of the files have the same name and would share one file in {out}. Use two calls.")
+
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         """Write the positions to `out`, a file .csv or .json, or a folder: after each `PACKET` with events, or all of
         a network that answers after every event."""
@@ -163,8 +172,8 @@ class Track(Task):
         sizes = (events.time // PACKET).unique_consecutive(return_counts=True)[1]
         engine, ends = stream(model), sizes.cumsum(0).tolist()
         answers = [p for a, b in zip([0, *ends], ends, strict=False) for p in engine.push(events[a:b])]
-        out = options.get("out", Path("tracks"))
-        out = out if out.suffix in (".csv", ".json") else out / f"{file.stem}.csv"
+        out = options.get("out", OUT)
+        out = out if out.suffix in SUFFIXES else out / f"{file.stem}.csv"
         columns = np.array([(p.time, *p.logits.tolist()) for p in answers]).reshape(-1, 3)
         write_positions(out, columns)
         x, y = columns[-1, 1:] if len(columns) else model.middle.tolist()

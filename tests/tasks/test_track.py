@@ -206,6 +206,16 @@ def test_predict_writes_a_position_after_each_millisecond_with_events(run, tmp_p
     assert np.allclose(rows["x"], columns["x"], atol=1e-4)
 
 
+def test_files_whose_positions_would_overwrite_each_other_are_refused(run, tmp_path, capsys):
+    files = [tmp_path / name for name in ("1/a.es", "2/a.es", "2/b.es")]
+    arguments = ["predict", *map(str, files[1:]), "--weights", str(run / "weights"), "--out", str(tmp_path / "a.csv")]
+    assert main(arguments) == 1
+    assert "a.csv" in capsys.readouterr().err
+    arguments = ["predict", *map(str, files[:2]), "--weights", str(run / "weights"), "--out", str(tmp_path / "out")]
+    assert main(arguments) == 1
+    assert f"file in {tmp_path / 'out'}" in capsys.readouterr().err
+
+
 def test_stream_prints_positions(run, tmp_path, capsys):
     (events, _) = blobs(size=1)[0]
     gl.data.write_events(tmp_path / "a.es", events)

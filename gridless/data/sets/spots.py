@@ -26,6 +26,7 @@ from gridless.data.errors import FormatError
 from gridless.data.limits import Limits
 from gridless.data.listing import RECORDINGS, Listing, listing
 from gridless.data.numpy_files import array_of
+from gridless.data.readers.bags import is_bag
 from gridless.data.readers.events import read_events
 from gridless.kernels.progress import track
 from gridless.structures import Events, collate
@@ -141,6 +142,7 @@ class TrackFolder(Tracks):
         held_out_list: a file that lists the recordings for validation, instead of the rule.
         sensor: (width, height); by default that of the largest recording.
         repair: what to do with faults in recordings, as of `gl.read_events`.
+        topic: of recordings of ROS, where several topics have events.
         transform, seed: those of `Examples`.
         progress: show a bar.
     """
@@ -152,6 +154,7 @@ class TrackFolder(Tracks):
         held_out_list: str | Path | None = None,
         sensor: Sequence[int] | None = None,
         repair: str | Sequence[str] = (),
+        topic: str | None = None,
         transform: Steps = (),
         seed: int | None = None,
         progress: bool = False,
@@ -165,7 +168,7 @@ class TrackFolder(Tracks):
         # Errors in the CSV files are reported before long recordings are read.
         self.positions = [read_positions(path.with_suffix(".csv"), path) for path in paths]
         for path in track(paths, "read", shown=progress):
-            events = read_events(path, sensor=given, repair=repair)
+            events = read_events(path, sensor=given, repair=repair, topic=topic if is_bag(path) else None)
             if not len(events):
                 raise ValueError(f"{path}: the recording has no events. Remove it.")
             self.recordings.append(events)
