@@ -13,11 +13,14 @@ from torch.nn import functional as F
 
 import gridless.compat.spconv.pytorch as spconv
 from gridless.compat.cumm import tensorview
-from gridless.compat.spconv import constants, test_utils, utils
+from gridless.compat.spconv import constants, test_utils, tools, utils
+from gridless.compat.spconv.pytorch import functional, ops
 from gridless.compat.spconv.pytorch.core import IndiceData
 from gridless.compat.spconv.pytorch.functional import sparse_add
+from gridless.compat.spconv.pytorch.hash import HashTable
 from gridless.compat.spconv.pytorch.modules import is_sparse_conv, is_spconv_module
 from gridless.compat.spconv.pytorch.ops import get_indice_pairs
+from gridless.compat.spconv.pytorch.spatial import RemoveDuplicate
 from gridless.compat.spconv.pytorch.utils import PointToVoxel, gather_features_by_pc_voxel_id
 
 CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -48,6 +51,57 @@ def compare(ours, theirs, leaves):
     grads = (torch.autograd.grad(out, leaves, upstream, retain_graph=True) for out in (ours, theirs))
     for a, b in zip(*grads):
         torch.testing.assert_close(a, b)
+
+
+def repeated(device="cpu", channels=4):
+    """A random tensor in which some sites are there twice or three times, not in succession."""
+    x = sparse(3, channels, device=device)
+    rows = torch.cat([torch.arange(len(x.indices)), torch.arange(40), torch.arange(20)]).to(device)
+    features = torch.randn(len(rows), channels, dtype=torch.double, device=device, requires_grad=True)
+    return spconv.SparseConvTensor(features, x.indices[rows], x.spatial_shape, x.batch_size), rows
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kernel", [3, 2, (1, 3, 5)])
+def test_a_repeated_site_is_itself_in_the_middle_and_its_first_row_to_others(device, kernel):
+    x, rows = repeated(device)
+    torch.manual_seed(1)
+    layer = spconv.SubMConv3d(4, 5, kernel, indice_key="a").to(device, torch.double)
+    distinct = int(rows.max()) + 1
+    others = spconv.SparseConvTensor(x.features[:distinct], x.indices[:distinct], x.spatial_shape, x.batch_size)
+    middle = layer.weight[(slice(None), *(side // 2 for side in layer.kernel_size))].t()
+    expected = layer(others).features[rows] + (x.features - x.features[:distinct][rows]) @ middle
+    y = layer(x)
+    assert y.indices is x.indices
+    compare(y.features, expected, (x.features, layer.weight, layer.bias))
+    again = layer(y.replace_feature(x.features))  # by the key
+    assert again.features.equal(y.features)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer.float()(x.replace_feature(x.features.float())).features
+    torch.testing.assert_close(out.double(), expected, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["SparseConv3d", "SparseConvTranspose3d"])
+def test_other_convolutions_add_up_the_rows_of_a_site_and_inverse_layers_repeat_them(device, name):
+    x, rows = repeated(device)
+    torch.manual_seed(1)
+    layer = getattr(spconv, name)(4, 5, 2, 2, indice_key="a").to(device, torch.double)
+    back = spconv.SparseInverseConv3d(5, 4, 2, indice_key="a").to(device, torch.double)
+    total = torch.zeros(int(rows.max()) + 1, 4, dtype=torch.double, device=device).index_add(0, rows, x.features)
+    sums = spconv.SparseConvTensor(total, x.indices[: len(total)], x.spatial_shape, x.batch_size)
+    y, expected = layer(x), layer(sums)
+    assert y.indices.equal(expected.indices)
+    compare(y.features, expected.features, (x.features, layer.weight))
+    inverse = back(y)
+    assert inverse.indices is x.indices
+    compare(inverse.features, back(expected).features[rows], (x.features, layer.weight, back.weight))
+
+
+def test_poolings_refuse_repeated_sites():
+    x, _ = repeated()
+    with pytest.raises(ValueError, match="occurs twice"):
+        spconv.SparseMaxPool3d(2)(x)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -489,3 +543,76 @@ def test_classes_say_their_dimension_and_can_be_pickled(axes):
 def test_a_voxel_generator_of_another_dimension_is_refused():
     with pytest.raises(AssertionError, match=r"Point2VoxelCPU2d.*3"):
         utils.Point2VoxelCPU2d([1, 1, 1], [0] * 6, 3, 10, 5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sum_keeps_the_order_and_the_keys_of_a_tensor_with_all_sites(device):
+    x = spconv.SubMConv3d(4, 4, 3, indice_key="a").to(device, torch.double)(sparse(device=device))
+    part = x.select_by_index(torch.arange(0, len(x.indices), 3, device=device))
+    for total in (sparse_add(part, x), sparse_add(x, part)):
+        assert total.indices is x.indices
+        assert total.find_indice_pair("a") is x.find_indice_pair("a")
+        torch.testing.assert_close(total.dense(), x.dense() + part.dense())
+    twice, _ = repeated(device)
+    shorter = twice.select_by_index(torch.arange(50, device=device))
+    torch.testing.assert_close(
+        sparse_add(twice, shorter).features.sum(0), (twice.features.sum(0) + shorter.features.sum(0))
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tables_of_pairs_are_convolved_and_pooled(device):
+    x = sparse(device=device)
+    layer = spconv.SparseConv3d(4, 5, 3, 2, indice_key="a").to(device, torch.double)
+    back = spconv.SparseInverseConv3d(5, 4, 3, indice_key="a", bias=False).to(device, torch.double)
+    y = layer(x)
+    settings = ([3] * 3, [2] * 3, [0] * 3, [1] * 3, [0] * 3)
+    sites, *tables = get_indice_pairs(x.indices, 2, x.spatial_shape, spconv.ConvAlgo.Native, *settings)
+    assert sites.equal(y.indices)
+    timer = tools.CUDAKernelTimer(False)
+    plain = functional.indice_conv(x.features, layer.weight, *tables, len(sites), layer.algo, timer, layer.bias)
+    compare(plain, y.features, (x.features, layer.weight, layer.bias))
+    assert ops.indice_conv(x.features, layer.weight, *tables, len(sites), bias=layer.bias).equal(plain)
+    inverse = functional.indice_inverse_conv(plain, back.weight, *tables, len(x.indices))
+    compare(inverse, back(y).features, (x.features, back.weight))
+    assert ops.indice_conv(plain, back.weight, *tables, len(x.indices), inverse=True).equal(inverse)
+    assert functional.indice_maxpool(x.features, *tables, len(sites)).equal(spconv.SparseMaxPool3d(3, 2)(x).features)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_hash_table_answers_with_the_last_value_of_a_key(dtype, device):
+    def numbers(*values):
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    table = HashTable(torch.device(device), dtype, torch.int32, 16)
+    assert table.query(numbers(1))[1].tolist() == [True]
+    table.insert(numbers(7, -3, 7), numbers(1, 2, 3))
+    values, missing = table.query(numbers(-3, 5, 7))
+    assert values[[0, 2]].tolist() == [2, 3]
+    assert values.dtype == torch.int32
+    assert missing.tolist() == [False, True, False]
+    assert table.insert_exist_keys(numbers(5, 7), numbers(8, 9)).tolist() == [1, 0]
+    keys, values, count = table.items()
+    assert (keys[: int(count)].tolist(), values[: int(count)].tolist()) == ([-3, 7], [2, 9])
+    table.insert(numbers(5))
+    assert int(table.assign_arange_()) == 3
+    assert sorted(table.query(numbers(5, 7, -3))[0].tolist()) == [0, 1, 2]
+
+
+def test_duplicates_are_removed():
+    x, rows = repeated()
+    y = RemoveDuplicate()(x)
+    distinct = int(rows.max()) + 1
+    torch.testing.assert_close(y.dense(), spconv.SparseConvTensor(
+        x.features[:distinct], x.indices[:distinct], x.spatial_shape, x.batch_size
+    ).dense())  # fmt: skip
+
+
+def test_a_layer_that_records_counts_loads_checkpoints_without_them():
+    layer = spconv.SparseConv3d(4, 5, 3, record_voxel_count=True)
+    plain = spconv.SparseSequential(spconv.SparseConv3d(4, 5, 3))
+    spconv.SparseSequential(layer).load_state_dict(plain.state_dict())
+    assert layer.weight.equal(plain.state_dict()["0.weight"])
+    assert layer.weight_shape == [5, 3, 3, 3, 4]
+    copy.deepcopy(layer).load_state_dict(plain[0].state_dict())

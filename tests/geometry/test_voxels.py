@@ -9,6 +9,7 @@ import torch
 
 import gridless as gl
 from gridless.geometry.voxels import (
+    RepeatedSite,
     coarsen,
     strided_taps,
     submanifold_taps,
@@ -207,3 +208,13 @@ def test_voxels_are_grid_samples_that_know_their_cells(device):
     assert torch.equal(coarse.sites, strided_taps(voxels.sites, 2, 2)[0])
     assert torch.equal(coarse.cell, (coarse.coords.double() / 1.0).floor().long())
     assert (voxelise(cloud, 0.5, "mean").cell == voxels.cell).all()
+
+
+@pytest.mark.parametrize(
+    "search", [submanifold_taps, lambda x: strided_taps(x, 2, 2), lambda x: transposed_taps(x, 2, 2)]
+)
+def test_a_site_that_is_there_twice_is_refused(search):
+    sites = some_sites(3)
+    search(sites[:0])
+    with pytest.raises(RepeatedSite, match="occurs twice"):
+        search(torch.cat([sites, sites[3:4]]))

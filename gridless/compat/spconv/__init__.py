@@ -4,7 +4,7 @@
 
 Checkpoints of spconv 2 load. Weights are (C_out, kernel..., C_in). Indices are int32 with the batch in column 0. New
 sites are in lexicographic order (batch, first axis, ...); spconv's own order is that of a hash table. A site may occur
-only once in a tensor. Results have the same bits in every run.
+more than once; see `SparseConvolution`. Results have the same bits in every run.
 """
 
 from gridless.compat.spconv import constants

@@ -19,6 +19,7 @@ from torch import Tensor
 from gridless import backends
 from gridless.geometry.grid import grid_sample
 from gridless.geometry.voxels import reference
+from gridless.geometry.voxels.reference import RepeatedSite as RepeatedSite
 from gridless.geometry.voxels.window import (
     Axes,
     Window,
@@ -105,6 +106,7 @@ def transposed_taps(
     if shape is not None:
         extra = axis_numbers("output_padding", output_padding, dim, least=0)
         extent = window.transposed_extent("transposed_taps", shape, extra)
+    reference.refuse_repeats(sites)  # the search below is for the new sites, which are distinct
     offsets = window.offsets(sites.device)
     reached = sites[:, None, 1:].long() * window.steps(sites.device) + offsets
     example = sites[:, :1].long()[:, None].expand(-1, len(offsets), 1)

@@ -24,7 +24,7 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
     places = np.full(1 << max(2 * len(sites) - 1, 1).bit_length(), -1, np.int32)
     repeated = _insert(sites, places)
     if repeated >= 0:
-        raise ValueError(reference.repeat_message(source[repeated].tolist()))
+        raise reference.repeated_site(source[repeated].tolist())
     parts = max(min(num_threads(), len(wanted) // _SHARE), 1)
     given = sites, places, wanted, offsets.numpy(), stride.numpy(), table.numpy()
     in_threads(_look_up, [(a, b, *given) for a, b in even_ranges(len(wanted), parts)])

@@ -16,6 +16,10 @@ from torch import Tensor
 from gridless.geometry.voxels.keys import Keys
 
 
+class RepeatedSite(ValueError):
+    """Raised by searches for sites of which one is there twice."""
+
+
 def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> Tensor:
     table = torch.full((len(target), len(offsets)), -1, dtype=torch.int32, device=target.device)
     if not len(source):
@@ -40,15 +44,17 @@ def distinct(sites: Tensor) -> Tensor:
 
 
 def refuse_repeats(source: Tensor) -> None:
+    if not len(source):
+        return
     ordered, order = _keys(source.long()).of_sites.sort()
     repeats = ordered[1:] == ordered[:-1]
     if bool(repeats.any()):
         at = order[1:][repeats][0]
-        raise ValueError(repeat_message(source[at].tolist()))
+        raise repeated_site(source[at].tolist())
 
 
-def repeat_message(site: list[int]) -> str:
-    return f"voxels: site {site} occurs twice. Give each site once, e.g. with gl.grid_sample."
+def repeated_site(site: list[int]) -> RepeatedSite:
+    return RepeatedSite(f"voxels: site {site} occurs twice. Give each site once, e.g. with gl.grid_sample.")
 
 
 def _keys(sites: Tensor) -> Keys:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gridless.compat.rows import sum_rows, take_rows
 from gridless.compat.spconv.core import ConvAlgo
 from gridless.compat.spconv.pytorch import ops
 from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, by_axes, expand_nd
@@ -25,6 +26,8 @@ class SparseConvolution(SparseConvolutionBase):
       the site itself.
     - Others give every site that sees an input, in lexicographic order.
     - Inverse layers go back from the output of the layer with their `indice_key` to its input.
+    - A site may be there more than once. Submanifold layers then see the row itself at the middle tap, and the first
+      row of each other site. Other convolutions add up the rows of a site, and inverse layers repeat them.
     - Kernel size 1 multiplies by `weight.view(C_in, C_out)`, which is not the transpose of (C_out, C_in).
 
     Args:
@@ -86,8 +89,9 @@ class SparseConvolution(SparseConvolutionBase):
         self.act_type, self.act_alpha, self.act_beta = act_type, act_alpha, act_beta
         if record_voxel_count and not subm and not inverse:
             self.register_buffer("max_num_voxels_during_training", torch.zeros(1, dtype=torch.int32, device=device))
-        shape = (out_channels, *self.kernel_size, in_channels)
-        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            self._register_load_state_dict_pre_hook(self._add_voxel_count)
+        self.weight_shape = [out_channels, *self.kernel_size, in_channels]
+        self.weight = nn.Parameter(torch.empty(self.weight_shape, device=device, dtype=dtype))
         self.register_parameter("bias", None)
         if bias:
             self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
@@ -110,6 +114,10 @@ class SparseConvolution(SparseConvolutionBase):
         text += f", padding={self.padding}, dilation={self.dilation}, output_padding={self.output_padding}"
         return text + (", bias=False" if self.bias is None else "")
 
+    def _add_voxel_count(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Checkpoints of layers without `record_voxel_count` load, too."""
+        state.setdefault(prefix + "max_num_voxels_during_training", torch.zeros(1, dtype=torch.int32))
+
     def is_inverseable(self) -> bool:
         return self.indice_key is not None and not self.subm
 
@@ -126,10 +134,10 @@ class SparseConvolution(SparseConvolutionBase):
         if self.conv1x1:
             return self._pointwise(x)
         data, is_new = self._neighbourhoods(x)
-        taps, sites, shape = data.taps, data.out_indices, data.out_spatial_shape
+        sites, shape = data.out_indices, data.out_spatial_shape
         if self.inverse:
-            taps, sites, shape = taps.transpose(), data.indices, data.spatial_shape
-        out = x.replace_feature(convolve(x.features, self.weight, self.bias, taps, self))
+            sites, shape = data.indices, data.spatial_shape
+        out = x.replace_feature(self._convolve(x.features, data))
         out.indices, out.spatial_shape, out.indice_dict = sites, list(shape), dict(x.indice_dict)
         if is_new and self.indice_key is not None:
             out.indice_dict[self.indice_key] = data
@@ -137,6 +145,22 @@ class SparseConvolution(SparseConvolutionBase):
         if count is not None and self.training:
             ops.maximum_value_int_(count, len(sites))
         return out if add_input is None else out + add_input
+
+    def _convolve(self, features: Tensor, data: IndiceData) -> Tensor:
+        taps, repeats = data.taps, data.repeats
+        if self.inverse:
+            features = convolve(features, self.weight, self.bias, taps.transpose(), self)
+            return features if repeats is None else take_rows(features, repeats.site)
+        if repeats is None:
+            return convolve(features, self.weight, self.bias, taps, self)
+        if not self.subm:
+            features = sum_rows(features, repeats.site, len(repeats.first))
+            return convolve(features, self.weight, self.bias, taps, self)
+        first = take_rows(features, repeats.first)
+        out = take_rows(convolve(first, self.weight, self.bias, taps, self), repeats.site)
+        middle = self.weight[(slice(None), *(side // 2 for side in self.kernel_size))]
+        difference = features - take_rows(first, repeats.site)
+        return out + (difference.to(out.dtype) @ middle.t().to(out.dtype)).to(out.dtype)
 
     def _pointwise(self, x: SparseConvTensor) -> SparseConvTensor:
         features = x.features @ self.weight.view(self.in_channels, self.out_channels)
@@ -150,8 +174,8 @@ class SparseConvolution(SparseConvolutionBase):
         if data is not None:
             return self._check_shared(x, data), False
         settings = (self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding)
-        kind = (self.subm, self.transposed)
-        return ops.find_neighbours(x.indices, x.spatial_shape, self.algo, *settings, *kind), True
+        kind: Any = {"subm": self.subm, "transpose": self.transposed}
+        return ops.find_row_neighbours(x.indices, x.spatial_shape, self.algo, *settings, **kind), True
 
     def _check_shared(self, x: SparseConvTensor, data: IndiceData) -> IndiceData:
         if not self.subm or not data.is_subm:

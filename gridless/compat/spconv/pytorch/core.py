@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,11 +16,19 @@ from gridless.compat.spconv.core import ConvAlgo
 from gridless.structures import TapEdges
 
 
+class Repeats(NamedTuple):
+    """Rows of a tensor that has sites more than once."""
+
+    first: Tensor  # the first row of each distinct site
+    site: Tensor  # the distinct site of each row
+
+
 @dataclass
 class IndiceData:
     """The neighbourhoods of one layer, from `indices` to `out_indices`, kept under its `indice_key`.
 
     `taps` holds them; the tables of spconv are made from it when they are asked for, with -1 where there is no pair.
+    If `indices` has repeated sites, `taps` and tables number the distinct sites, and `repeats` tells their rows.
     """
 
     out_indices: Tensor
@@ -35,6 +43,7 @@ class IndiceData:
     dilation: list[int]
     padding: list[int]
     voxel_num: Any = None
+    repeats: Repeats | None = None
 
     @cached_property
     def pair_fwd(self) -> Tensor:
@@ -73,7 +82,7 @@ class SparseConvTensor:
 
     Args:
         features: (N, C).
-        indices: (N, 1 + axes) int32, the batch in column 0, each site once.
+        indices: (N, 1 + axes) int32, the batch in column 0.
         spatial_shape: the extent of the grid, one number for each axis.
         batch_size: the number of examples.
         indice_dict: what layers keep under their `indice_key`.

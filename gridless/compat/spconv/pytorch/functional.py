@@ -13,10 +13,19 @@ from gridless.compat.rows import sum_rows
 from gridless.compat.spconv import constants
 from gridless.compat.spconv.pytorch.core import SparseConvTensor
 from gridless.kernels.launch import compile_once
+from gridless.ops.edge_max import edge_max
 from gridless.ops.tap_conv import compile_ahead, tap_conv
 from gridless.structures import TapEdges
 
-__all__ = ["convolve", "sparse_add", "sparse_add_hash_based"]
+__all__ = [
+    "convolve",
+    "indice_conv",
+    "indice_inverse_conv",
+    "indice_maxpool",
+    "indice_subm_conv",
+    "sparse_add",
+    "sparse_add_hash_based",
+]
 
 
 # The layers of this process: the kernels of all begin to compile when the first of them runs on a GPU.
@@ -90,14 +99,77 @@ def _set_precision(name: str) -> str:
 
 
 def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
-    """The sum of tensors of one shape: all of their sites, in lexicographic order."""
+    """The sum of tensors of one shape, at all of their sites.
+
+    Sites are in lexicographic order. If one tensor has all of them, they are in its order, and the sum has what layers
+    keep under their `indice_key` for that tensor.
+    """
     kinds = {(tuple(x.spatial_shape), x.batch_size, x.features.shape[1]) for x in tens}
     if len(kinds) != 1:
         raise AssertionError(f"sparse_add: shapes, batch sizes or channels differ: {sorted(kinds)}.")
     sites, row = torch.cat([x.indices for x in tens]).unique(dim=0, return_inverse=True)
     features = torch.cat([x.features for x in tens])
+    start = 0
+    for x in tens:
+        own = row[start : start + len(x.indices)]
+        start += len(own)
+        if len(own) == len(sites) == len(own.unique()):
+            place = torch.empty_like(own)
+            place[own] = torch.arange(len(own), device=row.device)
+            return x.replace_feature(sum_rows(features, place[row], len(own)))
     total, first = sum_rows(features, row, len(sites)), tens[0]
     return SparseConvTensor(total, sites.contiguous(), first.spatial_shape, first.batch_size)
 
 
 sparse_add_hash_based = sparse_add
+
+
+def indice_conv(
+    features: Tensor,
+    filters: Tensor,
+    indice_pairs: Tensor,
+    indice_pair_num: Tensor,
+    num_activate_out: int,
+    algo: Any = None,
+    timer: Any = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The convolution over the tables of `ops.get_indice_pairs`: features (N, C_in) to (num_activate_out, C_out).
+
+    Args:
+        filters: (C_out, kernel..., C_in).
+        algo, timer: without effect.
+    """
+    taps = taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out)
+    return convolve(features, filters, bias, taps)
+
+
+indice_subm_conv = indice_conv
+
+
+def indice_inverse_conv(
+    features: Tensor,
+    filters: Tensor,
+    indice_pairs: Tensor,
+    indice_pair_num: Tensor,
+    num_activate_out: int,
+    algo: Any = None,
+    timer: Any = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`indice_conv` from the outputs of the pairs back to their inputs."""
+    return indice_conv(features, filters, indice_pairs.flip(0), indice_pair_num, num_activate_out, bias=bias)
+
+
+def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
+    """The largest feature of those that each output sees: (num_activate_out, C)."""
+    return edge_max(features, taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out).edges)
+
+
+def taps_of_pairs(indice_pairs: Tensor, indice_pair_num: Tensor, num_in: int, num_out: int) -> TapEdges:
+    """Pairs (2, taps, width), of which the first indice_pair_num (taps) of each tap count, as edges."""
+    exists = torch.arange(indice_pairs.shape[2], device=indice_pairs.device) < indice_pair_num[:, None]
+    source, target = (pairs[exists] for pairs in indice_pairs)
+    table = indice_pairs.new_full((num_out, len(indice_pair_num)), -1, dtype=torch.int32)
+    table[target.long(), exists.nonzero()[:, 0]] = source.int()
+    return TapEdges(table=table, num_source=num_in)

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gridless import backends
 from gridless.compat.spconv.core import AlgoHint, ConvAlgo
-from gridless.compat.spconv.pytorch.core import IndiceData
-from gridless.geometry.voxels import strided_taps, submanifold_taps, transposed_taps
+from gridless.compat.spconv.pytorch import functional
+from gridless.compat.spconv.pytorch.core import IndiceData, Repeats
+from gridless.geometry.voxels import RepeatedSite, strided_taps, submanifold_taps, transposed_taps
 
 __all__ = [
     "AlgoHint",
     "ConvAlgo",
     "find_neighbours",
+    "find_row_neighbours",
+    "first_rows",
     "get_conv_output_size",
     "get_deconv_output_size",
     "get_indice_pairs",
+    "indice_conv",
 ]
 
 
@@ -58,7 +64,7 @@ def find_neighbours(
     subm: bool = False,
     transpose: bool = False,
 ) -> IndiceData:
-    """The neighbourhoods of a convolution or pooling."""
+    """The neighbourhoods of a convolution or pooling. Sites that are there twice are refused."""
     if subm:
         out, shape, taps = indices, spatial_shape, submanifold_taps(indices, ksize, dilation)
     elif transpose:
@@ -71,6 +77,30 @@ def find_neighbours(
         out, taps = strided_taps(indices, ksize, stride, padding, dilation, spatial_shape)
     settings = (algo, ksize, stride, dilation, padding)
     return IndiceData(out, indices, taps, spatial_shape, shape, subm, *settings)
+
+
+@backends.uncompiled
+def find_row_neighbours(
+    indices: Tensor, spatial_shape: list[int], algo: ConvAlgo, *settings: list[int], subm: bool, transpose: bool
+) -> IndiceData:
+    """The neighbourhoods of a convolution, also where sites are there more than once."""
+    try:
+        return find_neighbours(indices, spatial_shape, algo, *settings, subm=subm, transpose=transpose)
+    except RepeatedSite:
+        sites, repeats = first_rows(indices)
+    data = find_neighbours(sites, spatial_shape, algo, *settings, subm=subm, transpose=transpose)
+    data.repeats, data.indices = repeats, indices
+    if subm:
+        data.out_indices = indices
+    return data
+
+
+def first_rows(indices: Tensor) -> tuple[Tensor, Repeats]:
+    """The distinct sites in lexicographic order, and the rows that have them."""
+    sites, site = indices.unique(dim=0, return_inverse=True)
+    row = torch.arange(len(indices), device=indices.device)
+    first = row.new_full((len(sites),), len(row)).scatter_reduce_(0, site, row, "amin")
+    return sites, Repeats(first, site)
 
 
 def get_indice_pairs(
@@ -92,6 +122,23 @@ def get_indice_pairs(
         indices, list(spatial_shape), algo, ksize, stride, padding, dilation, out_padding, subm, transpose
     )
     return data.out_indices, data.indice_pairs, data.indice_pair_num
+
+
+def indice_conv(
+    features: Tensor,
+    filters: Tensor,
+    indice_pairs: Tensor,
+    indice_pair_num: Tensor,
+    num_activate_out: int,
+    inverse: bool = False,
+    subm: bool = False,
+    algo: ConvAlgo = ConvAlgo.Native,
+    timer: Any = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`functional.indice_conv`, or `functional.indice_inverse_conv` with `inverse`. `subm` has no effect."""
+    convolution = functional.indice_inverse_conv if inverse else functional.indice_conv
+    return convolution(features, filters, indice_pairs, indice_pair_num, num_activate_out, bias=bias)
 
 
 def maximum_value_int_(ten: Tensor, value: int) -> None:
