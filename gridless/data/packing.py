@@ -446,24 +446,33 @@ class Pack:
         i %= len(self)
         return self.read(torch.tensor([i])), self.labels[i]
 
-    def read(self, index: Tensor, device: torch.device | str = "cpu", most: int | None = None) -> Any:
+    def read(
+        self,
+        index: Tensor,
+        device: torch.device | str = "cpu",
+        begin: Tensor | None = None,
+        sizes: Tensor | None = None,
+    ) -> Any:
         """The examples `index` (B, on the CPU), in that order, as one ragged batch on `device`.
 
-        At most the first `most` points or events of each example are read.
+        With `begin` (B) and `sizes` (B), `sizes` points or events of each example are read, from `begin` on.
         """
         device = torch.device(device)
-        return self.batch(self.load(index, device.type == "cuda", most), device)
+        return self.batch(self.load(index, device.type == "cuda", begin, sizes), device)
 
-    def load(self, index: Tensor, pinned: bool = False, most: int | None = None) -> dict[str, Tensor]:
-        """The columns of the examples `index` on the CPU, for `batch`."""
-        sizes = self.sizes_of(index, most)
+    def load(
+        self, index: Tensor, pinned: bool = False, begin: Tensor | None = None, sizes: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The columns of the examples `index` on the CPU, for `batch`; `begin` and `sizes` are those of `read`."""
+        sizes = self.sizes_of(index) if sizes is None else sizes
+        begin = torch.zeros_like(sizes) if begin is None else begin
         splits = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         columns = {name: self._column(name, int(splits[-1]), pinned) for name in self.columns}
         # Threads read in the order of the disk.
         order = np.argsort(index.numpy(), kind="stable")
         parts = max(min(len(order) // MIN_READS, num_threads()), 1)
-        chosen, sizes, begins = (values.numpy()[order] for values in (index, sizes, splits[:-1]))
-        jobs = [(columns, chosen[a:b], sizes[a:b], begins[a:b]) for a, b in even_ranges(len(order), parts)]
+        settings = [values.numpy()[order] for values in (index, begin, sizes, splits[:-1])]
+        jobs = [(columns, *(values[a:b] for values in settings)) for a, b in even_ranges(len(order), parts)]
         in_threads(self._fill, jobs)
         columns |= {"splits": splits, "start": self.starts[index]}
         return {name: column.pin_memory() if pinned else column for name, column in columns.items()}
@@ -477,10 +486,9 @@ class Pack:
             return Cloud.made(coords=moved["coords"], splits=splits, rows=rows, directions=self.directions)
         return events_of(moved["word"], moved["start"], splits, self.bits, self.sensor, rows).trusted()
 
-    def sizes_of(self, index: Tensor, most: int | None = None) -> Tensor:
-        """(B) the number of points or events of the examples `index`, at most `most` each."""
-        sizes = self.splits[index + 1] - self.splits[index]
-        return sizes if most is None else sizes.clamp(max=most)
+    def sizes_of(self, index: Tensor) -> Tensor:
+        """(B) the number of points or events of the examples `index`."""
+        return self.splits[index + 1] - self.splits[index]
 
     def _column(self, name: str, count: int, pinned: bool) -> Tensor:
         """An empty tensor for `count` rows of an array."""
@@ -488,21 +496,23 @@ class Pack:
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
         return torch.empty((count, *shape[1:]), dtype=kind, pin_memory=pinned)
 
-    def _fill(self, columns: Mapping[str, Tensor], index: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> None:
-        """Read the first `sizes` rows of the examples `index` into the columns, from the rows `begins` on."""
+    def _fill(
+        self, columns: Mapping[str, Tensor], index: np.ndarray, begin: np.ndarray, sizes: np.ndarray, to: np.ndarray
+    ) -> None:
+        """Read `sizes` rows of the examples `index`, from their rows `begin` on, to the rows `to` of the columns."""
         shards = np.searchsorted(self.first, index, side="right") - 1
-        rows, handles = self.splits.numpy()[index] - self._rows[shards], self._handles[shards]
+        rows, handles = self.splits.numpy()[index] + begin - self._rows[shards], self._handles[shards]
         opened = {int(k): os.open(self.shards[k].path, os.O_RDONLY) for k in np.unique(shards[handles < 0])}
         try:
             for k, handle in opened.items():
                 handles[shards == k] = handle
             for name, column in columns.items():
                 width = column.element_size() * math.prod(column.shape[1:])
-                reads = self._positions[name][shards] + rows * width, sizes * width, column.data_ptr() + begins * width
+                reads = self._positions[name][shards] + rows * width, sizes * width, column.data_ptr() + to * width
                 k = _read_all(handles, *reads)
                 while k < len(index):
                     # The same read in Python raises the error, or ends what a signal interrupted.
-                    out = column.numpy()[begins[k] : begins[k] + sizes[k]]
+                    out = column.numpy()[to[k] : to[k] + sizes[k]]
                     self.shards[shards[k]].read(name, int(rows[k]), out)
                     k += 1 + _read_all(handles[k + 1 :], *(values[k + 1 :] for values in reads))
         finally:

@@ -31,7 +31,7 @@ from gridless.tasks.loading import (
     some_of,
     topic_of,
 )
-from gridless.tasks.storage import PackSource, examples_of
+from gridless.tasks.storage import PackSource, examples_of, on_sensor, packed_recording
 from gridless.training.examples import TrainingSet
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
@@ -42,8 +42,6 @@ MOST_HALVINGS = 3
 QUIET = 0.1
 # Recordings that one thread reads at a time.
 CHUNK = 64
-# Upper bound on the sensor of a packed folder: events are packed before the largest sensor is known.
-PACKED_SENSOR = (4096, 4096)
 
 
 def _from_zero(train: bool) -> Chain:
@@ -198,12 +196,7 @@ class _RecordingFiles:
         listing = self.folder.listing
         file = listing.root / listing.files[i]
         events = self.folder.read_file(file)
-        if max(events.sensor) > max(PACKED_SENSOR):
-            raise ValueError(
-                f"{file}: {events.sensor[0]} x {events.sensor[1]} pixels are too many for a pack. Crop or pool pixels."
-            )
-        facts = {"sensor": list(events.sensor)}
-        return Item([(events._changed(sensor=PACKED_SENSOR), listing.labels[i])], facts)
+        return packed_recording(file, events, listing.labels[i])
 
 
 def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, Any]) -> PackSource:
@@ -220,7 +213,7 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, An
         rows = torch.tensor(listing.rows(name))
         index, owner = examples_of(packed, [listing.files[i] for i in rows.tolist()])
         if sensor is not None:
-            packed.sensor = _on_sensor(packed, tuple(sensor))
+            packed.sensor = on_sensor(packed, tuple(sensor))
         files = rows[owner]
         labels = torch.tensor(listing.labels)[files]
         data = PackedSet.of_pack(
@@ -235,16 +228,6 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, An
     return PackSource(
         _RecordingFiles(folder), path, [path / file for file in listing.files], settings, listing.files, view
     )
-
-
-def _on_sensor(packed: Pack, sensor: tuple[int, int]) -> tuple[int, int]:
-    """The given sensor; an error if a recording of the pack has more pixels."""
-    width, height = packed.sensor
-    if width > sensor[0] or height > sensor[1]:
-        of = "{0} x {1}".format
-        problem = f"recordings have {of(*packed.sensor)} pixels, more than {of(*sensor)}"
-        raise ValueError(f"{packed.path}: {problem}. Give a larger data_options.sensor.")
-    return sensor
 
 
 def _with_sensor(recipe: Recipe, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from gridless.data import splits
 from gridless.data.files import check_writable, full
-from gridless.data.packing import INDEX, Pack, digest_of_files, pack
+from gridless.data.packing import INDEX, Item, Pack, digest_of_files, pack
 from gridless.data.sessions import held_out
 from gridless.kernels.threads import num_threads
+from gridless.structures import Events
 from gridless.training.checkpoints import digest_of
 from gridless.training.examples import TrainingSet
 from gridless.training.packed import KEEP, PackedSet
@@ -26,6 +27,8 @@ from gridless.training.recipe import Recipe
 PACKED_ABOVE = 1 << 27
 # Memory limit of all packing processes, and estimated bytes in memory per byte of a file.
 PACKING_BYTES, EXPANSION = 1 << 30, 12
+# Upper bound on the sensor of a packed folder: events are packed before the largest sensor is known.
+PACKED_SENSOR = (4096, 4096)
 # Folder of packs beside the data; readers of folders ignore it.
 BESIDE = ".gridless"
 
@@ -84,6 +87,25 @@ def examples_of(packed: Pack, names: Sequence[str]) -> tuple[Tensor, Tensor]:
     owner = torch.repeat_interleave(torch.arange(len(names)), end - first)
     before = (end - first).cumsum(0) - (end - first)
     return torch.arange(len(owner)) + (first - before)[owner], owner
+
+
+def packed_recording(file: Path, events: Events, label: int = 0) -> Item:
+    """The recording of a file of a folder, for a pack."""
+    if max(events.sensor) > max(PACKED_SENSOR):
+        raise ValueError(
+            f"{file}: {events.sensor[0]} x {events.sensor[1]} pixels are too many for a pack. Crop or pool pixels."
+        )
+    return Item([(events._changed(sensor=PACKED_SENSOR), label)], {"sensor": list(events.sensor)})
+
+
+def on_sensor(packed: Pack, sensor: tuple[int, int]) -> tuple[int, int]:
+    """The given sensor; an error if a recording of the pack has more pixels."""
+    width, height = packed.sensor
+    if width > sensor[0] or height > sensor[1]:
+        of = "{0} x {1}".format
+        problem = f"recordings have {of(*packed.sensor)} pixels, more than {of(*sensor)}"
+        raise ValueError(f"{packed.path}: {problem}. Give a larger data_options.sensor.")
+    return sensor
 
 
 def load_splits(

@@ -23,6 +23,8 @@ from gridless.augment.draws import Draws
 from gridless.augment.events import Chain, EventTransform, draw, replaced
 from gridless.augment.policy import Policy
 from gridless.data.files import write_whole
+from gridless.data.packing import Item, Pack
+from gridless.kernels.progress import track
 from gridless.structures import Rows
 from gridless.tasks.base import FilePrediction, Task
 from gridless.tasks.loading import (
@@ -36,7 +38,9 @@ from gridless.tasks.loading import (
     range_of,
     topic_of,
 )
-from gridless.training.examples import TrainingSet, ragged
+from gridless.tasks.storage import PackSource, examples_of, on_sensor, packed_recording
+from gridless.training.examples import TrainingSet
+from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 from gridless.training.step import Loss
 
@@ -76,18 +80,48 @@ class Track(Task):
         held_out_list: Path | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> TrainingSet:
-        from gridless.data import MovingBlobs, Spots, TrackFolder
+        from gridless.data import MovingBlobs, Spots
 
         options = {name: value for name, value in recipe.data_options.items() if name not in PIECES}
         if recipe.data == "blobs":
             return training_set(made(MovingBlobs, options, SIZES, **generated(split, options)))
         if recipe.data == "spots":
             return training_set(made(Spots, options, root=folder_of(recipe, path), split=split))
-        options = {"sensor": recipe.model.get("sensor"), **folder_options(recipe.fitted(data_options=options))}
-        settings = {"root": folder_of(recipe, path), "split": split, "held_out_list": held_out_list}
-        return training_set(made(TrackFolder, options, **settings, progress=True))
+        return training_set(_folder(recipe, path, split, held_out_list, progress=True))
+
+    def source(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        split: str,
+        held_out_list: Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> PackSource | None:
+        if recipe.data != FOLDER:
+            return None
+        part = "test" if split == "test" else "train"
+        folder = _folder(recipe, path, part, held_out_list, read=False)
+        sensor, folder.asked = folder.asked, folder.asked if "drop" in folder.repair else None
+
+        def view(packed: Pack, name: str, keep: str) -> PackedSet:
+            rows = folder.listing.rows(name)
+            index, _ = examples_of(packed, [folder.listing.files[i] for i in rows])
+            if sensor is not None:
+                packed.sensor = on_sensor(packed, sensor)
+            known = dict(zip(folder.files, folder.positions, strict=True))
+            positions = [known[folder.listing.files[i]] for i in rows]
+            starts = packed.starts[index].tolist()
+            labels = [values[values[:, 0] >= start] for values, start in zip(positions, starts, strict=True)]
+            more = {"files": torch.tensor(rows), "listing": folder.listing}
+            return PackedSet.of_pack(packed, index, keep, labels=_padded(labels, torch.nan), **more)
+
+        files = [file for path in folder.paths for file in (path, path.with_suffix(".csv"))]
+        settings = ("track", str(folder.asked), str(folder.repair), folder.topic)
+        return PackSource(_TrackFiles(folder), folder.listing.root, files, settings, folder.files, view)
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
+        if TRUTH not in data.rows:
+            raise ValueError("track: these examples have no known positions. Give a folder with CSV files.")
         return recipe.fitted(model={"sensor": list(data.events.sensor), **recipe.model})
 
     def check_data(self, model: Any, data: TrainingSet) -> None:
@@ -186,20 +220,52 @@ def training_set(data: Any) -> TrainingSet:
 
     Labels (N, P, 3) are the known positions from the first event on, padded with NaN; events have the rows `truth`.
     """
-    events, parts = data.batch(), []
-    truth = torch.full((len(events), 2), torch.nan)
-    ends = events.splits.tolist()
-    for first, end, known in zip(ends, ends[1:], data.positions, strict=False):
-        known = known[known[:, 0] >= events.time[first]] if end > first else known[:0]
-        truth[last_event(events.time[first:end], known[:, 0]) + first] = known[:, 1:].float()
-        parts.append(known)
-    labels = torch.nn.utils.rnn.pad_sequence(parts, True, torch.nan)
-    files = None
+    events = data.batch()
+    times = events.time.split(events.splits.diff().tolist())
+    truths, known = zip(*map(_truth, times, data.positions), strict=True)
+    labels, files = _padded(known, torch.nan), None
     if data.listing is not None:
         numbers = {file: i for i, file in enumerate(data.listing.files)}
         files = torch.tensor([numbers[file] for file in data.names])
-    events = events._changed(rows=Rows({TRUTH: truth}))
+    events = events._changed(rows=Rows({TRUTH: torch.cat(truths)}))
     return TrainingSet.of(events, labels, files=files, listing=data.listing)
+
+
+def _folder(recipe: Recipe, path: Path | None, split: str, held_out_list: Path | None, **settings: Any) -> Any:
+    from gridless.data import TrackFolder
+
+    options = {name: value for name, value in recipe.data_options.items() if name not in PIECES}
+    options = {"sensor": recipe.model.get("sensor"), **folder_options(recipe.fitted(data_options=options))}
+    settings |= {"root": folder_of(recipe, path), "split": split, "held_out_list": held_out_list}
+    return made(TrackFolder, options, **settings)
+
+
+class _TrackFiles:
+    """The recordings of a folder with the rows `truth`, read one by one."""
+
+    def __init__(self, folder: Any) -> None:
+        self.folder, self.class_names = folder, ()
+
+    def __len__(self) -> int:
+        return len(self.folder.paths)
+
+    def __getitem__(self, i: int) -> Item:
+        file = self.folder.paths[i]
+        events = self.folder.read_file(file)
+        truth, _ = _truth(events.time, self.folder.positions[i])
+        return packed_recording(file, events._changed(rows=Rows({TRUTH: truth})))
+
+
+def _truth(time: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows `truth` (S, 2) of a recording with events at `time` (S), and its known positions from then on."""
+    truth = torch.full((len(time), 2), torch.nan)
+    known = known[known[:, 0] >= time[0]] if len(time) else known[:0]
+    truth[last_event(time, known[:, 0])] = known[:, 1:].float()
+    return truth, known
+
+
+def _padded(rows: Sequence[Tensor], value: float) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(rows), True, value)
 
 
 def last_event(time: Tensor, known: Tensor) -> Tensor:
@@ -212,23 +278,21 @@ def pieces(data: TrainingSet, piece: int, warm_up: int) -> TrainingSet:
 
     Labels (N, P) are the places of the events with a known position in the piece, then -1.
     """
-    time, begin, counts, places = data.events.time.cpu(), [], [], []
-    known = data.rows[TRUTH].isfinite().all(1).cpu()
-    for first, end in zip(data.splits.tolist(), data.splits[1:].tolist(), strict=False):
-        own = time[first:end]
-        starts = torch.arange(int(own[0]), int(own[-1]) + 1, piece) if end > first else own
+    parts, places = [], []
+    for i in track(range(len(data)), "cut", shown=data.on_disk):
+        events = data.cut(torch.tensor([i]))
+        own, known = events.time.cpu(), events.rows[TRUTH].isfinite().all(1).cpu()
+        starts = torch.arange(int(own[0]), int(own[-1]) + 1, piece) if len(own) else own
         seen, judged, ends = (torch.searchsorted(own, starts + by) for by in (-warm_up, 0, piece))
         for a, b, c in zip(seen.tolist(), judged.tolist(), ends.tolist(), strict=True):
-            place = known[first + b : first + c].nonzero()[:, 0] + (b - a)
+            place = known[b:c].nonzero()[:, 0] + (b - a)
             if len(place):
-                begin.append(first + a)
-                counts.append(c - a)
+                parts.append((i, a, c - a))
                 places.append(place)
     if not places:
         raise ValueError("track: no position is known in these recordings. Give positions at times of events.")
-    at, splits = ragged(torch.tensor(begin), torch.tensor(counts), data.device)
-    labels = torch.nn.utils.rnn.pad_sequence(places, True, -1).to(data.device)
-    return TrainingSet.of(data.events._part(at, splits), labels)
+    index, begin, sizes = torch.tensor(parts).unbind(1)
+    return data.parts_of(index, begin, sizes, _padded(places, -1).to(data.device))
 
 
 def write_positions(path: Path, columns: np.ndarray) -> None:

@@ -122,6 +122,11 @@ class TrainingSet:
         at, splits = ragged(self.splits[:-1], self.sizes.clamp(max=points), self.device)
         return self._of(self.examples._part(at, splits), self.labels, self.files)
 
+    def parts_of(self, index: Tensor, begin: Tensor, sizes: Tensor, labels: Tensor) -> TrainingSet:
+        """The examples `index` (M), each cut to `sizes` points or events from number `begin` on, with other labels."""
+        at, splits = ragged(self.splits[index] + begin, sizes, self.device)
+        return TrainingSet.of(self.examples._part(at, splits), labels)
+
     def _of(self, examples: Cloud | Events, labels: Tensor, files: Tensor | None) -> TrainingSet:
         examples = examples.trusted() if isinstance(examples, Events) else examples
         return replace(self, examples=examples, labels=labels, splits=examples.splits.cpu(), files=files)

@@ -34,14 +34,14 @@ KEEP = ("auto", "disk", "memory")
 class PackedSet(TrainingSet):
     """Examples on disk. `PackedSet.of_pack` makes one; `examples` is empty and holds only kind, sensor and rows.
 
-    Arguments but `pack`, `index`, `most`, `keep` and `codes` are those of `TrainingSet`.
+    Arguments but `pack`, `index`, `begin`, `keep` and `codes` are those of `TrainingSet`.
     """
 
     pack: Pack = field(kw_only=True)
     index: Tensor = field(kw_only=True)
     """(N), on the CPU: the number of each example in the pack."""
-    most: int | None = None
-    """Maximum points read of each example, from the first on; None reads all."""
+    begin: Tensor | None = None
+    """(N), on the CPU: the first point or event that is read of each example; None: 0. `splits` has their number."""
     keep: str = "auto"
     """`disk`, `memory`, or `auto`: in device memory if the set is small compared to it."""
     codes: Tensor | None = None
@@ -58,7 +58,9 @@ class PackedSet(TrainingSet):
         index = torch.arange(len(pack)) if index is None else index.cpu()
         more = {"labels": pack.labels[index], **more}
         more["class_names"] = list(more.get("class_names", pack.class_names))
-        return cls(pack.read(index[:0]), splits=_splits(pack, index), pack=pack, index=index, keep=keep, **more)
+        return cls(
+            pack.read(index[:0]), splits=_splits(pack.sizes_of(index)), pack=pack, index=index, keep=keep, **more
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # Reads in progress cannot be pickled.
@@ -72,12 +74,18 @@ class PackedSet(TrainingSet):
         index = index.cpu()
         chosen, labels = self.index[index], self.labels[index.to(self.device)]
         files = None if self.files is None else self.files[index]
-        return replace(self, labels=labels, splits=_splits(self.pack, chosen, self.most), index=chosen, files=files)
+        begin = None if self.begin is None else self.begin[index]
+        splits = _splits(self.sizes[index])
+        return replace(self, labels=labels, splits=splits, index=chosen, begin=begin, files=files)
+
+    def parts_of(self, index: Tensor, begin: Tensor, sizes: Tensor, labels: Tensor) -> PackedSet:
+        begin = begin if self.begin is None else begin + self.begin[index]
+        return replace(self, labels=labels, splits=_splits(sizes), index=self.index[index], begin=begin, files=None)
 
     def first(self, points: int) -> PackedSet:
         if not len(self) or int(self.sizes.max()) <= points:
             return self
-        return replace(self, splits=_splits(self.pack, self.index, points), most=points)
+        return replace(self, splits=_splits(self.sizes.clamp(max=points)))
 
     def to(self, device: torch.device | str) -> TrainingSet:
         """The set for a device: in its memory if it is small (see `keep`), else read from disk batch by batch."""
@@ -102,7 +110,7 @@ class PackedSet(TrainingSet):
         pieces = []
         with bar("read", len(self)) as advance:
             for a, b in pairwise(cuts):
-                pieces.append(self._numbered(self.pack.read(self.index[a:b], device, self.most)))
+                pieces.append(self._numbered(self.pack.read(self.index[a:b], device, *self._rows(slice(a, b)))))
                 advance(b - a)
         examples = pieces[0] if len(pieces) == 1 else collate(pieces)
         shared = {name: getattr(self, name) for name in ("features", "parts", "values", "files", "scales", "listing")}
@@ -112,7 +120,7 @@ class PackedSet(TrainingSet):
 
     def tensors(self) -> list[Tensor]:
         content = torch.frombuffer(bytearray(self.pack.digest.encode()), dtype=torch.uint8)
-        return [self.labels, self.sizes, self.index, content]
+        return [self.labels, self.sizes, self.index, content, *([] if self.begin is None else [self.begin])]
 
     def expect(self, index: Sequence[Tensor]) -> None:
         if not index:
@@ -122,12 +130,16 @@ class PackedSet(TrainingSet):
         if len(self.expected) >= MOST_EXPECTED:
             # These batches were never requested, because an epoch ended early.
             self.expected.clear()
-        self.expected[key] = _reader().submit(self.pack.load, self.index[rows], pinned, self.most)
+        self.expected[key] = _reader().submit(self.pack.load, self.index[rows], pinned, *self._rows(rows))
 
     def cut(self, index: Tensor) -> Any:
         reading, chosen, pinned = self.expected.pop(_key(index), None), self.index[index], self.device.type == "cuda"
-        columns = self.pack.load(chosen, pinned, self.most) if reading is None else reading.result()
+        columns = self.pack.load(chosen, pinned, *self._rows(index)) if reading is None else reading.result()
         return self._numbered(self.pack.batch(columns, self.device))
+
+    def _rows(self, index: Tensor | slice) -> tuple[Tensor | None, Tensor]:
+        """First row and number of rows of each of the examples `index`."""
+        return None if self.begin is None else self.begin[index], self.sizes[index]
 
     def _numbered(self, examples: Any) -> Any:
         """The same examples, with labels of points as int64 indices into `codes` in the rows `part`."""
@@ -153,8 +165,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_reader.cache_clear)
 
 
-def _splits(pack: Pack, index: Tensor, most: int | None = None) -> Tensor:
-    sizes = pack.sizes_of(index, most)
+def _splits(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 

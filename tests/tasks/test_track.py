@@ -17,8 +17,9 @@ from gridless.data.sets.spots import read_positions
 from gridless.models import CountTracker
 from gridless.structures import Rows
 from gridless.tasks import find
+from gridless.tasks.storage import Storage, load_splits
 from gridless.tasks.track import TRUTH, Turn, last_event, pieces, training_set
-from gridless.training import Recipe
+from gridless.training import PackedSet, Recipe
 from gridless.training.examples import TrainingSet
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -257,8 +258,37 @@ def test_a_folder_is_trained_on(tmp_path):
     arguments = ["train", str(tmp_path / "own.yaml"), "--data", str(folder(tmp_path / "data")), "--out"]
     assert main([*arguments, str(tmp_path / "run")]) == 0
     assert gl.load(tmp_path / "run" / "weights").config["sensor"] == list(SENSOR)
+    assert main([*arguments, str(tmp_path / "disk"), "--keep", "disk"]) == 0
+    memory, disk = (gl.load(tmp_path / name / "weights").state_dict() for name in ("run", "disk"))
+    assert all(torch.equal(tensor, disk[name]) for name, tensor in memory.items())
     weights = str(tmp_path / "run" / "weights")
     assert main(["evaluate", weights, "--data", str(tmp_path / "data"), "--split", "validation"]) == 0
+
+
+def test_a_packed_folder_holds_the_same_recordings_positions_and_pieces(tmp_path):
+    recipe = Recipe.from_dict({**RECIPE, "data": "folder", "data_options": {"piece": 90_000, "warm_up": 40_000}})
+    task, root, parts = find("track"), folder(tmp_path), ("fit", "validation")
+    memory_sets, disk_sets = (load_splits(task, recipe, root, parts, Storage(keep)) for keep in ("memory", "disk"))
+    for memory, disk in zip(memory_sets, disk_sets, strict=True):
+        assert isinstance(disk, PackedSet)
+        assert disk.events.sensor == memory.events.sensor == SENSOR
+        assert torch.equal(disk.labels.nan_to_num(-1), memory.labels.nan_to_num(-1))
+        assert torch.equal(disk.files, memory.files)
+        pieces, packed = (task.selected(recipe, data, True) for data in (memory, disk))
+        assert torch.equal(pieces.labels, packed.labels)
+        index = torch.randperm(len(pieces))
+        chosen = packed.take(index)
+        for a, b in (
+            (memory.examples, disk.cut(torch.arange(len(disk)))),
+            (pieces.cut(index), packed.cut(index)),
+            (pieces.cut(index), chosen.cut(torch.arange(len(index)))),
+            (pieces.cut(index), chosen.resident(torch.device("cpu")).examples),
+        ):
+            for (_, values), (_, others) in zip(a.parts(), b.parts(), strict=True):
+                assert torch.equal(values.nan_to_num(-1), others.nan_to_num(-1))
+    (tmp_path / "session0_01.csv").write_text("time_us,x,y\n20000,1,2\n")
+    load_splits(task, recipe, root, ("fit",), Storage("disk"))
+    assert len(list((tmp_path / ".gridless").glob("pack-*"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -280,6 +310,13 @@ def test_a_bad_file_of_positions_is_named_with_its_line(tmp_path, text, message)
     path.write_text(text)
     with pytest.raises(ValueError, match=f"a.csv.*{message}"):
         read_positions(path, tmp_path / "a.es")
+
+
+def test_packs_without_known_positions_are_refused(tmp_path):
+    gl.data.pack(gl.data.MovingGlyphs(4), tmp_path / "pack", progress=False)
+    (data,) = load_splits(find("track"), Recipe.from_dict(RECIPE), tmp_path / "pack", ("train",))
+    with pytest.raises(ValueError, match="no known positions"):
+        find("track").fit(Recipe.from_dict(RECIPE), data)
 
 
 def test_a_recording_without_positions_is_named(tmp_path):

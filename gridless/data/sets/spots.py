@@ -145,6 +145,7 @@ class TrackFolder(Tracks):
         topic: of recordings of ROS, where several topics have events.
         transform, seed: those of `Examples`.
         progress: show a bar.
+        read: read the recordings; without, there are only positions, and `read_file` reads one recording.
     """
 
     def __init__(
@@ -158,23 +159,30 @@ class TrackFolder(Tracks):
         transform: Steps = (),
         seed: int | None = None,
         progress: bool = False,
+        read: bool = True,
     ) -> None:
         super().__init__(transform, seed)
+        self.repair, self.topic = repair, topic
+        self.asked = None if sensor is None else (int(sensor[0]), int(sensor[1]))
         self.listing = listing(root, SUFFIXES, by_class=False, held_out_list=held_out_list)
         self.files = [self.listing.files[i] for i in self.listing.rows(split)]
         self.names = list(self.files)
-        given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
-        paths = [self.listing.root / file for file in self.files]
+        self.paths = [self.listing.root / file for file in self.files]
         # Errors in the CSV files are reported before long recordings are read.
-        self.positions = [read_positions(path.with_suffix(".csv"), path) for path in paths]
-        for path in track(paths, "read", shown=progress):
-            events = read_events(path, sensor=given, repair=repair, topic=topic if is_bag(path) else None)
-            if not len(events):
-                raise ValueError(f"{path}: the recording has no events. Remove it.")
-            self.recordings.append(events)
-        sizes = np.max([events.sensor for events in self.recordings], 0)
-        self.sensor = given or (int(sizes[0]), int(sizes[1]))
-        self.recordings = [events._changed(sensor=self.sensor) for events in self.recordings]
+        self.positions = [read_positions(path.with_suffix(".csv"), path) for path in self.paths]
+        if read:
+            self.recordings = [self.read_file(path) for path in track(self.paths, "read", shown=progress)]
+            sizes = np.max([events.sensor for events in self.recordings], 0)
+            self.sensor = self.asked or (int(sizes[0]), int(sizes[1]))
+            self.recordings = [events._changed(sensor=self.sensor) for events in self.recordings]
+
+    def read_file(self, path: Path) -> Events:
+        """The recording in one file, on the sensor that was asked for, else on its own."""
+        topic = self.topic if is_bag(path) else None
+        events = read_events(path, sensor=self.asked, repair=self.repair, topic=topic)
+        if not len(events):
+            raise ValueError(f"{path}: the recording has no events. Remove it.")
+        return events
 
 
 def read_positions(path: Path, recording: Path) -> Tensor:
