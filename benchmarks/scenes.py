@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,21 @@ def set_precision(precision: str, spconvs: list[Any]) -> None:
     """The same for torch, for us and for every library of spconv's names."""
     torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "TF32" else "ieee"
     for library in spconvs:
-        constants: Any = import_module(library.__name__.rpartition(".")[0] + ".constants")
-        constants.SPCONV_ALLOW_TF32 = precision == "TF32"
+        root = library.__name__.rpartition(".")[0]
+        constants: Any = import_module(f"{root}.constants")
+        if (precision == "TF32") != constants.SPCONV_ALLOW_TF32:
+            constants.SPCONV_ALLOW_TF32 = precision == "TF32"
+            if find_spec(f"{root}.algo") is not None:
+                forget_kernels(root)
+
+
+def forget_kernels(root: str) -> None:
+    """Makes spconv choose its kernels again: it keeps them by dtype, whether they use TF32 or not."""
+    algo, core, ops = (import_module(f"{root}.{name}") for name in ("algo", "algocore", "pytorch.ops"))
+    products = [core.get_gemm_algo_desp_from_param(given) for given in algo.ALL_NATIVE_PARAMS]
+    convolutions = [core.get_conv_algo_desp_from_param(given) for given in algo.ALL_IMPGEMM_PARAMS]
+    ops.GEMM_CPP = algo.GEMM_CPP = algo.GemmTunerSimple(products)  # type: ignore[attr-defined]
+    ops.CONV_CPP = algo.CONV_CPP = algo.ConvTunerSimple(convolutions)  # type: ignore[attr-defined]
 
 
 def measured(work: Callable[[], Any]) -> tuple[float, float]:
