@@ -615,4 +615,5 @@ def test_a_layer_that_records_counts_loads_checkpoints_without_them():
     spconv.SparseSequential(layer).load_state_dict(plain.state_dict())
     assert layer.weight.equal(plain.state_dict()["0.weight"])
     assert layer.weight_shape == [5, 3, 3, 3, 4]
+    assert layer.extra_repr().endswith("output_padding=[0, 0, 0], algo=ConvAlgo.MaskImplicitGemm")
     copy.deepcopy(layer).load_state_dict(plain[0].state_dict())

@@ -281,3 +281,26 @@ def test_torchscript_compiles_every_function_to_the_same_result(name):
     result, again = function(*inputs), torch.jit.script(function)(*inputs)
     for ours, scripted in zip(result, again) if isinstance(result, tuple) else [(result, again)]:
         assert ours.equal(scripted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+def test_means_of_runs_of_integers_round_towards_zero_and_keep_their_type(dtype):
+    src, index = torch.tensor([-3, -2, 5, 2], dtype=dtype), torch.tensor([0, 0, 2, 2])
+    expected = torch.tensor([-2, 0, 3], dtype=dtype)
+    for mean in (segment_coo(src, index, reduce="mean"), segment_csr(src, torch.tensor([0, 2, 2, 4]), reduce="mean")):
+        assert mean.dtype == dtype
+        assert mean.tolist() == expected.tolist()
+    assert scatter(src, index, reduce="mean").tolist() == [-3, 0, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_standard_deviations_keep_their_type(dtype):
+    src = torch.tensor([1.0, 3.0, 5.0], dtype=dtype)
+    deviation = composite.scatter_std(src, torch.tensor([0, 0, 1]))
+    assert deviation.dtype == dtype
+    torch.testing.assert_close(deviation, torch.tensor([2**0.5, 0.0], dtype=dtype))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "min", "max"])
+def test_runs_of_rows_without_entries_have_rows(reduce):
+    assert segment_coo(torch.zeros(4, 0), torch.tensor([0, 0, 1, 3]), reduce=reduce).shape == (4, 0)

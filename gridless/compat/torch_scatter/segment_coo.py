@@ -7,7 +7,7 @@ as of `scatter`.
 import torch
 from torch import Tensor
 
-from gridless.compat.torch_scatter.scatter import scatter_max, scatter_mean, scatter_min, scatter_sum
+from gridless.compat.torch_scatter.scatter import count_of, scatter_max, scatter_mean, scatter_min, scatter_sum
 from gridless.compat.torch_scatter.utils import along, places
 
 
@@ -16,6 +16,13 @@ def leading(index: Tensor, src: Tensor) -> Tensor:
     if index.dim() == 1:
         return index
     return index.expand(src.size()[: index.dim()])
+
+
+def size_without_entries(src: Tensor, index: Tensor, dim_size: int | None) -> int | None:
+    """`dim_size`; if it is left out and rows of `src` have no entries, one more than the largest index."""
+    if dim_size is None and src.numel() == 0 and index.numel() > 0:
+        return int(index.max()) + 1
+    return dim_size
 
 
 def segment_sum_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
@@ -29,22 +36,26 @@ def segment_add_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_s
 
 
 def segment_mean_coo(src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None) -> Tensor:
-    """Means over equal indices, of integers rounded down; with `out`, (out + sum) / count in place."""
-    return scatter_mean(src, leading(index, src), index.dim() - 1, out, dim_size)
+    """Means over equal indices, of integers rounded towards 0; with `out`, (out + sum) / count in place."""
+    full, dim = leading(index, src), index.dim() - 1
+    if src.is_floating_point():
+        return scatter_mean(src, full, dim, out, dim_size)
+    total = scatter_sum(src, full, dim, out, dim_size)
+    return total.div_(count_of(full, src, dim, total.size(dim)).clamp(min=1), rounding_mode="trunc")
 
 
 def segment_min_coo(
     src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Minima over equal indices, and the position of each."""
-    return scatter_min(src, leading(index, src), index.dim() - 1, out, dim_size)
+    return scatter_min(src, leading(index, src), index.dim() - 1, out, size_without_entries(src, index, dim_size))
 
 
 def segment_max_coo(
     src: Tensor, index: Tensor, out: Tensor | None = None, dim_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Maxima over equal indices, and the position of each."""
-    return scatter_max(src, leading(index, src), index.dim() - 1, out, dim_size)
+    return scatter_max(src, leading(index, src), index.dim() - 1, out, size_without_entries(src, index, dim_size))
 
 
 def segment_coo(

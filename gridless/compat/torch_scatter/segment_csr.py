@@ -63,7 +63,7 @@ def segment_mean_csr(src: Tensor, indptr: Tensor, out: Tensor | None = None) -> 
         wide = src if src.dtype == torch.double else src.float()
         mean = (segment_sum_csr(wide, indptr) / count).to(src.dtype)
     else:
-        mean = segment_sum_csr(src, indptr).div(count, rounding_mode="trunc")
+        mean = segment_sum_csr(src, indptr).div(count, rounding_mode="trunc").to(src.dtype)
     return mean if out is None else out.copy_(mean)
 
 

@@ -112,7 +112,7 @@ class SparseConvolution(SparseConvolutionBase):
     def extra_repr(self) -> str:
         text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
         text += f", padding={self.padding}, dilation={self.dilation}, output_padding={self.output_padding}"
-        return text + (", bias=False" if self.bias is None else "")
+        return text + (", bias=False" if self.bias is None else "") + f", algo={self.algo}"
 
     def _add_voxel_count(self, state: dict[str, Any], prefix: str, *_: Any) -> None:
         """Checkpoints of layers without `record_voxel_count` load, too."""
