@@ -394,8 +394,8 @@ FINDINGS = """- **Order.** The second order is worth 11 points over the first; a
   neighbours. A point has 15 neighbours on average in the first ball, but in a few clouds up to 1,024; one of these
   decides the statistics of its batch, and accuracy depends on the seed. A limit of 64 neighbours, as in the authors'
   code, mends that (below).
-- **Ball or nearest** have the same accuracy. Nearest neighbours take 1.3 times the time and two to three and a half times the
-  memory.
+- **Ball or nearest** have the same accuracy. Nearest neighbours take 1.3 times the time and two to three and
+  a half times the memory.
 - **Samplers.** Rejection keeps points at a fixed distance, from a thinned cloud as from a whole one. The others keep a
   fifth of the points, so fewer of a thinned cloud, and training thins clouds. Radii were not tuned again for them.
 - **Self-edges** can be left out.
