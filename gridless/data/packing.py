@@ -453,9 +453,13 @@ class Pack:
         begin: Tensor | None = None,
         sizes: Tensor | None = None,
     ) -> Any:
-        """The examples `index` (B, on the CPU), in that order, as one ragged batch on `device`.
+        """The examples `index`, in that order, as one ragged batch on `device`.
 
-        With `begin` (B) and `sizes` (B), `sizes` points or events of each example are read, from `begin` on.
+        Args:
+            index: (B), on the CPU: the numbers of the examples.
+            device: of the batch.
+            begin: (B) the first point or event that is read of each example; None: 0.
+            sizes: (B) how many are read of each example; None: all.
         """
         device = torch.device(device)
         return self.batch(self.load(index, device.type == "cuda", begin, sizes), device)
@@ -463,7 +467,14 @@ class Pack:
     def load(
         self, index: Tensor, pinned: bool = False, begin: Tensor | None = None, sizes: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """The columns of the examples `index` on the CPU, for `batch`; `begin` and `sizes` are those of `read`."""
+        """The columns of examples on the CPU, for `batch`.
+
+        Args:
+            index: (B) the numbers of the examples.
+            pinned: in page-locked memory.
+            begin: (B) the first point or event that is read of each example; None: 0.
+            sizes: (B) how many are read of each example; None: all.
+        """
         sizes = self.sizes_of(index) if sizes is None else sizes
         begin = torch.zeros_like(sizes) if begin is None else begin
         splits = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])

@@ -123,7 +123,14 @@ class TrainingSet:
         return self._of(self.examples._part(at, splits), self.labels, self.files)
 
     def parts_of(self, index: Tensor, begin: Tensor, sizes: Tensor, labels: Tensor) -> TrainingSet:
-        """The examples `index` (M), each cut to `sizes` points or events from number `begin` on, with other labels."""
+        """Parts of examples, with labels of their own.
+
+        Args:
+            index: (M), on the CPU: the example of each part.
+            begin: (M) the number of its first point or event in the example.
+            sizes: (M) its number of points or events.
+            labels: (M, ...) the label of each part.
+        """
         at, splits = ragged(self.splits[index] + begin, sizes, self.device)
         return TrainingSet.of(self.examples._part(at, splits), labels)
 

@@ -79,6 +79,7 @@ class PackedSet(TrainingSet):
         return replace(self, labels=labels, splits=splits, index=chosen, begin=begin, files=files)
 
     def parts_of(self, index: Tensor, begin: Tensor, sizes: Tensor, labels: Tensor) -> PackedSet:
+        """Parts that are read from disk; the arguments are those of `TrainingSet.parts_of`."""
         begin = begin if self.begin is None else begin + self.begin[index]
         return replace(self, labels=labels, splits=_splits(sizes), index=self.index[index], begin=begin, files=None)
 
