@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from gridless.backends import existing
 from gridless.data.files import whole_file
-from gridless.tasks import TASKS, find, task_name
+from gridless.tasks.registry import TASKS, find, task_name
 
 # Weights that come with the package.
 SHIPPED = Path(__file__).parent / "pretrained"

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from inspect import signature
-from typing import Any, get_type_hints
-
-from torch import nn
-
 from gridless.models.events import (
     EventCounts,
     EventResNet,
@@ -19,6 +13,7 @@ from gridless.models.events import (
     n_cars,
     n_mnist,
 )
+from gridless.models.networks import NETWORKS, build, task_of
 from gridless.models.points import (
     PointMaxNet,
     PointResNet,
@@ -33,10 +28,9 @@ from gridless.models.points import (
     point_unet_plus,
 )
 from gridless.models.tracking import CountTracker
-from gridless.nn.choices import NAMES as CHOICES
-from gridless.nn.choices import Choices
 
 __all__ = [
+    "NETWORKS",
     "CountTracker",
     "EventCounts",
     "EventResNet",
@@ -59,37 +53,5 @@ __all__ = [
     "point_resnet_small",
     "point_unet",
     "point_unet_plus",
+    "task_of",
 ]
-
-
-def build(config: dict[str, Any]) -> nn.Module:
-    """The network that a config describes: {"model": a class or size by name, and its arguments}."""
-    arguments = dict(config)
-    name = arguments.pop("model", None)
-    if name not in NETWORKS:
-        raise ValueError(f"unknown model {name!r}. Choose one of {', '.join(NETWORKS)}.")
-    make = NETWORKS[name]
-    settings = list(signature(make).parameters)
-    if "choices" in settings:
-        # A recipe changes one of them at a time, beside the other settings.
-        apart = {each: arguments.pop(each) for each in CHOICES if each in arguments}
-        if apart:
-            arguments["choices"] = {**Choices.of(arguments.get("choices")).changes(), **apart}
-        settings += CHOICES
-    try:
-        return make(**arguments)
-    except TypeError as error:
-        kind = make if isinstance(make, type) else get_type_hints(make)["return"]
-        known = dict.fromkeys([*signature(kind).parameters, *settings])
-        raise TypeError(f"model {name}: {error}. Its settings are {', '.join(known)}.") from None
-
-
-def task_of(config: Mapping[str, Any]) -> str | None:
-    """The name of the task that the network of a config is made for; None of a network that is not of this package."""
-    make: Any = NETWORKS.get(config.get("model", ""))
-    kind = make if make is None or isinstance(make, type) else get_type_hints(make)["return"]
-    return getattr(kind, "task", None)
-
-
-# Every network that a config may name: its classes, and ready-made sizes.
-NETWORKS: dict[str, Callable[..., nn.Module]] = {name: globals()[name] for name in __all__ if name != "build"}

@@ -35,7 +35,7 @@ from gridless.scenes.scene import Scene, added, files_of
 from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
 from gridless.structures.interchange import plain_type
-from gridless.tasks import task_of
+from gridless.tasks.registry import task_of
 from gridless.weights import load
 
 # The rows in the scene of some points (S) int64, and their labels (S) int64.

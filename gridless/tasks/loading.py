@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gridless.data.listing import Listing
-from gridless.tasks import find
+from gridless.tasks.registry import find
 from gridless.tasks.storage import load_splits
 from gridless.training.examples import TrainingSet
 from gridless.training.recipe import Recipe

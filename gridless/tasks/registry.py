@@ -1,8 +1,4 @@
-"""Tasks: the purposes of networks. Each is one file with the same functions; `base.Task` is the contract.
-
-This module finds the task of a recipe or of weights, for training, evaluation, prediction and the commands. The module
-of a task is imported on first use.
-"""
+"""The list of tasks, and the task of a recipe or of weights. The module of a task is imported on first use."""
 
 from __future__ import annotations
 
@@ -21,9 +17,6 @@ TASKS: dict[str, str] = {
     "scenes": "gridless.tasks.segment:LabelScenes",
     "track": "gridless.tasks.track:Track",
 }
-_LAZY = {"Loss": "gridless.tasks.base", "FilePrediction": "gridless.tasks.base", "Task": "gridless.tasks.base"}
-
-__all__ = ["FilePrediction", "Loss", "Task", "data_names", "find", "load_task", "task_name", "task_of"]  # pyright: ignore
 
 
 def find(name: str) -> Any:
@@ -51,17 +44,11 @@ def load_task(name: str) -> Any:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     task = getattr(module, kind, None)
-    if not isinstance(task, type) or not issubclass(task, __getattr__("Task")):
+    if not isinstance(task, type) or not issubclass(task, import_module("gridless.tasks.base").Task):
         raise ValueError(f"task {name!r}: {path} has no task class {kind!r}. Derive it from gridless.tasks.Task.")
-    new_task = task()
+    new_task: Any = task()
     new_task.name = name
     return new_task
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module 'gridless.tasks' has no attribute {name!r}")
 
 
 def task_name(model: Mapping[str, Any], data: str | None = None, task: str | None = None) -> str:

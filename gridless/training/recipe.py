@@ -17,7 +17,7 @@ from torch import nn
 
 from gridless.augment.policy import Policy
 from gridless.data.labels import check_names
-from gridless.tasks import TASKS, data_names, find, task_name
+from gridless.tasks.registry import TASKS, data_names, find, task_name
 from gridless.training.schedule import Cosine, Plateau
 
 # Folders of recipes: beside the package in a checkout, inside the package if installed.

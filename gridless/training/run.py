@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gridless.tasks import find
+from gridless.tasks.registry import find
 from gridless.training.examples import TrainingSet
 from gridless.training.loop import train
 from gridless.training.recipe import Recipe
