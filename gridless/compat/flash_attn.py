@@ -27,6 +27,9 @@ _NEUTRAL = {
     "block_table": None,
 }
 
+# The order of the arguments after `causal`.
+_POSITIONS = ("window_size", "softcap", "alibi_slopes", "deterministic", "return_attn_probs", "block_table")
+
 
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
@@ -35,6 +38,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
+    *more: Any,
     **options: Any,
 ) -> Tensor:
     """Attention within each sequence: qkv (rows, 3, heads, channels) to (rows, heads, channels).
@@ -45,11 +49,11 @@ def flash_attn_varlen_qkvpacked_func(
         dropout_p: the probability with which an attention weight becomes 0; pass 0 in evaluation.
         softmax_scale: the factor of the scores; 1 / sqrt(channels) by default.
         causal: a row attends to itself and the rows before it.
-        options: others of flash-attn, at their defaults.
+        more, options: others of flash-attn, at their defaults, by position or by name.
     """
     query, key, value = qkv.unbind(1)
     lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return flash_attn_varlen_func(query, key, value, *lengths, dropout_p, softmax_scale, causal, **options)
+    return flash_attn_varlen_func(query, key, value, *lengths, dropout_p, softmax_scale, causal, *more, **options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -73,6 +77,7 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
+    *more: Any,
     **options: Any,
 ) -> Tensor:
     """Attention of each sequence of q (rows, heads, channels) to the same sequence of k and v; (rows, heads, channels).
@@ -80,7 +85,7 @@ def flash_attn_varlen_func(
     k and v may have fewer heads, each for several heads of q. With `causal` the last rows of both are aligned. Other
     arguments are as of `flash_attn_varlen_qkvpacked_func`.
     """
-    _refuse(options)
+    _refuse(dict(zip(_POSITIONS, more)) | options)
     starts = [cu_seqlens_q[:-1].long(), cu_seqlens_k[:-1].long()]
     lengths = torch.stack([cu_seqlens_q.diff(), cu_seqlens_k.diff()], 1).long()
     pairs, group = lengths.unique(dim=0, return_inverse=True)

@@ -83,3 +83,12 @@ def test_what_is_not_covered_is_refused_by_name():
     flash_attn_varlen_qkvpacked_func(qkv, bounds([4]), 4, deterministic=True, window_size=(-1, -1))
     with pytest.raises(NotImplementedError, match="softcap"):
         flash_attn_varlen_qkvpacked_func(qkv, bounds([4]), 4, softcap=3.0)
+
+
+def test_arguments_after_causal_may_be_given_by_position():
+    qkv, ends = torch.randn(9, 3, 2, 4), torch.tensor([0, 4, 9], dtype=torch.int32)
+    expected = flash_attn_varlen_qkvpacked_func(qkv, ends, 5)
+    given = flash_attn_varlen_qkvpacked_func(qkv, ends, 5, 0.0, None, False, (-1, -1), 0.0, None, True)
+    assert given.equal(expected)
+    with pytest.raises(NotImplementedError, match="window_size"):
+        flash_attn_varlen_qkvpacked_func(qkv, ends, 5, 0.0, None, False, (4, 4))
