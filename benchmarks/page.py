@@ -324,8 +324,8 @@ def taps(r: dict[str, Any]) -> Table:
         f"precision. {SPCONV_IN_TF32} IEEE float32 of ours is three products of TF32, with an error under 7e-7. "
         "The network has the widths and depths of Pointcept's SpUNet-v1m1 and new indices (6 scans); it was "
         "measured before a change that made the search of a layer's indices twice as fast. spconv-triton "
-        "1.0.0 had not tuned its first layer after 25 s; FlexGEMM has no wheel and was not run. On the CPU both sides call the same products of PyTorch, "
-        "which take most of the time."
+        "1.0.0 had not tuned its first layer after 25 s; FlexGEMM has no wheel and was not run. On the CPU both sides "
+        "call the same products of PyTorch, which take most of the time."
     )
     return "Voxels", f"{caption} {origin(r['taps'])}", COLUMNS, rows
 

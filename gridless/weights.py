@@ -145,7 +145,7 @@ def _classes(classes: Any) -> tuple[int, list[str]]:
 
 def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any]:
     """The config of a network; an error if it does not build the same network."""
-    from gridless.models import NETWORKS
+    from gridless.models.networks import NETWORKS
 
     kind = type(model)
     own = NETWORKS.get(kind.__name__) is not kind

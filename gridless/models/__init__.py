@@ -13,7 +13,7 @@ from gridless.models.events import (
     n_cars,
     n_mnist,
 )
-from gridless.models.networks import NETWORKS, build, task_of
+from gridless.models.networks import build, task_of
 from gridless.models.points import (
     PointMaxNet,
     PointResNet,
@@ -30,7 +30,6 @@ from gridless.models.points import (
 from gridless.models.tracking import CountTracker
 
 __all__ = [
-    "NETWORKS",
     "CountTracker",
     "EventCounts",
     "EventResNet",

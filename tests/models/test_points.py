@@ -87,7 +87,7 @@ def test_unknown_models_and_arguments_are_named():
         models.build({"model": "point_resnet_hug"})
     with pytest.raises(TypeError, match=r"'widht'.*classes, width"):
         models.build({"model": "point_resnet_large", "widht": 3})
-    for name in models.NETWORKS:
+    for name in models.networks.NETWORKS:
         with pytest.raises(TypeError, match=rf"{name}.*'widht'.* (classes|parts|sensor)\b"):
             models.build({"model": name, "widht": 3})
     with pytest.raises(TypeError, match=r"PointUNetPlus: parts.*\[4\]"):

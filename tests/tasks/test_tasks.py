@@ -57,7 +57,7 @@ def test_the_network_and_the_data_decide_the_task_where_nothing_says_it(config, 
 
 
 def test_every_network_is_of_a_task():
-    kinds = [kind for kind in models.NETWORKS.values() if isinstance(kind, type)]
+    kinds = [kind for kind in models.networks.NETWORKS.values() if isinstance(kind, type)]
     assert {kind.task for kind in kinds} == set(TASKS)  # type: ignore[attr-defined]
 
 
