@@ -44,7 +44,7 @@ def save(
     """
     from safetensors.torch import save as serialise
 
-    from gridless.models import task_of
+    from gridless.models.networks import task_of
 
     if not isinstance(model, nn.Module):
         remedy = "Call gl.save(model, path)."
@@ -290,7 +290,7 @@ _TYPES = {list: "a list", dict: "a mapping", str: "text", int: "whole numbers"}
 
 def _check_about(about: dict[str, Any], file: Path) -> None:
     """Reject a JSON file with an entry of a wrong type."""
-    from gridless.models import task_of
+    from gridless.models.networks import task_of
 
     if not isinstance(about["model"].get("model"), str):
         raise ValueError(f'{file}: `model` names no network. Add "model": NAME.')

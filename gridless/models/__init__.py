@@ -13,7 +13,7 @@ from gridless.models.events import (
     n_cars,
     n_mnist,
 )
-from gridless.models.networks import build, task_of
+from gridless.models.networks import build
 from gridless.models.points import (
     PointMaxNet,
     PointResNet,
@@ -52,5 +52,4 @@ __all__ = [
     "point_resnet_small",
     "point_unet",
     "point_unet_plus",
-    "task_of",
 ]

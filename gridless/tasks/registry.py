@@ -61,7 +61,7 @@ def task_name(model: Mapping[str, Any], data: str | None = None, task: str | Non
     """
     if task is not None:
         return task
-    from gridless.models import task_of
+    from gridless.models.networks import task_of
 
     own = task_of(model) or "classify"
     if data is None or data in find(own).data:
