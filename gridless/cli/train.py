@@ -78,7 +78,8 @@ def train(
         print(json.dumps(run_seeds(train, options, out, seeds)))
         return
     from gridless.data.files import check_writable
-    from gridless.tasks import TASKS, load_task
+    from gridless.tasks import load_task
+    from gridless.tasks.registry import TASKS
     from gridless.tasks.storage import Storage, load_splits
     from gridless.training.checkpoints import check_folder
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gridless.tasks.registry import TASKS, data_names, find, load_task, task_name, task_of
+from gridless.tasks.registry import data_names, find, load_task, task_name, task_of
 
-__all__ = ["TASKS", "FilePrediction", "Loss", "Task", "data_names", "find", "load_task", "task_name", "task_of"]
+__all__ = ["FilePrediction", "Loss", "Task", "data_names", "find", "load_task", "task_name", "task_of"]
 
 if TYPE_CHECKING:
     from gridless.tasks.base import FilePrediction, Loss, Task

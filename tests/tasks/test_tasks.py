@@ -11,8 +11,9 @@ import torch
 import gridless as gl
 from gridless import models
 from gridless.cli.main import main
-from gridless.tasks import TASKS, Loss, Task, data_names, find, load_task, task_name, task_of
+from gridless.tasks import Loss, Task, data_names, find, load_task, task_name, task_of
 from gridless.tasks.loading import FOLDER, load_data
+from gridless.tasks.registry import TASKS
 from gridless.tasks.storage import divided
 from gridless.training import Clouds, Recipe, TrainingSet, load_recipe
 from gridless.training.recipe import available
