@@ -76,9 +76,9 @@ def spconv_network():
 search = ops.find_neighbours
 
 
-def on_cpu(*given):
+def on_cpu(*given, **named):
     with mock.patch.object(torch.Tensor, "is_cuda", False), gl.use_backend("cpu"):
-        return search(*given)
+        return search(*given, **named)
 
 
 def check(kind, precision):
