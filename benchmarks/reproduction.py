@@ -432,10 +432,10 @@ def ablations() -> str:
         rows = []
         for row in r["density"]["rows"]:
             figures = [row[count] for count in counts]
-            spread = [f" ± {100 * v['deviation']:.1f}" if row["seeds"] > 1 else "" for v in figures]
-            means = [f"{100 * v['mean']:.1f}" for v in figures]
-            seeds = f"{row['seeds']} seed{'s' * (row['seeds'] > 1)}"
-            rows.append([f"{row['name']}, {seeds}", *(map("".join, zip(means, spread)))])
+            several = row["seeds"] > 1
+            spread = [f" ± {100 * v['deviation']:.1f}" if several else "" for v in figures]
+            means = [f"{100 * v['mean']:.1f}{s}" for v, s in zip(figures, spread)]
+            rows.append([f"{row['name']}, {row['seeds']} seed{'s' if several else ''}", *means])
             rows.append([f"{row['name']}, authors (test clouds)", *(f"{v:.1f}" for v in AUTHORS[row["name"]])])
         missing = [name for name in AUTHORS if name not in {row["name"] for row in r["density"]["rows"]}]
         if missing:

@@ -70,7 +70,7 @@ class Choices:
 
     def search(self, plan: Plan, source: Name, target: Name, radius: float) -> Name:
         """The neighbourhoods of `target` in `source`, as a line of the plan; `radius` is the ball's."""
-        # Its own edge is one of them, unless it is dropped.
+        # A point is among its nearest neighbours: one more is searched if its own edge is dropped.
         factor, own = 1 if source == target else 2, int(not self.self_edge)
         if self.nearest is not None:
             edges = plan.nearest(source, target, factor * self.nearest + own)

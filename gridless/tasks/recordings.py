@@ -31,7 +31,7 @@ from gridless.tasks.loading import (
     some_of,
     topic_of,
 )
-from gridless.tasks.storage import PackSource, examples_of, on_sensor, packed_recording
+from gridless.tasks.storage import PackSource, examples_of, packed_recording, sensor_while_packing, set_sensor
 from gridless.training.examples import TrainingSet
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
@@ -204,16 +204,14 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, An
 
     options = _with_sensor(recipe, options)
     sensor = options.get("sensor")
-    # Training and evaluation share one pack. The sensor changes its content only if `drop` removes events outside it.
-    options["sensor"] = sensor if "drop" in options.get("repair", ()) else None
+    options["sensor"] = sensor_while_packing(options)
     folder = made(EventFolder, options, root=path, split=split, progress=False, read=False)
     listing = folder.listing
 
     def view(packed: Pack, name: str, keep: str) -> PackedSet:
         rows = torch.tensor(listing.rows(name))
         index, owner = examples_of(packed, [listing.files[i] for i in rows.tolist()])
-        if sensor is not None:
-            packed.sensor = on_sensor(packed, tuple(sensor))
+        set_sensor(packed, sensor)
         files = rows[owner]
         labels = torch.tensor(listing.labels)[files]
         data = PackedSet.of_pack(

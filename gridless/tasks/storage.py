@@ -98,14 +98,24 @@ def packed_recording(file: Path, events: Events, label: int = 0) -> Item:
     return Item([(events._changed(sensor=PACKED_SENSOR), label)], {"sensor": list(events.sensor)})
 
 
-def on_sensor(packed: Pack, sensor: tuple[int, int]) -> tuple[int, int]:
-    """The given sensor; an error if a recording of the pack has more pixels."""
+def sensor_while_packing(options: Mapping[str, Any]) -> Sequence[int] | None:
+    """The sensor with which the files of a folder are read for a pack.
+
+    Training and evaluation share one pack. The sensor changes its content only if `drop` removes events outside it.
+    """
+    return options.get("sensor") if "drop" in options.get("repair", ()) else None
+
+
+def set_sensor(packed: Pack, sensor: Sequence[int] | None) -> None:
+    """Give the recordings of a pack this sensor, if any; an error if one of them has more pixels."""
+    if sensor is None:
+        return
     width, height = packed.sensor
     if width > sensor[0] or height > sensor[1]:
         of = "{0} x {1}".format
         problem = f"recordings have {of(*packed.sensor)} pixels, more than {of(*sensor)}"
         raise ValueError(f"{packed.path}: {problem}. Give a larger data_options.sensor.")
-    return sensor
+    packed.sensor = (int(sensor[0]), int(sensor[1]))
 
 
 def load_splits(

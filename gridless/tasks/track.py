@@ -38,7 +38,7 @@ from gridless.tasks.loading import (
     range_of,
     topic_of,
 )
-from gridless.tasks.storage import PackSource, examples_of, on_sensor, packed_recording
+from gridless.tasks.storage import PackSource, examples_of, packed_recording, sensor_while_packing, set_sensor
 from gridless.training.examples import TrainingSet
 from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
@@ -80,14 +80,15 @@ class Track(Task):
         held_out_list: Path | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> TrainingSet:
-        from gridless.data import MovingBlobs, Spots
+        from gridless.data import MovingBlobs, Spots, TrackFolder
 
-        options = {name: value for name, value in recipe.data_options.items() if name not in PIECES}
+        options = _data_options(recipe)
         if recipe.data == "blobs":
             return training_set(made(MovingBlobs, options, SIZES, **generated(split, options)))
         if recipe.data == "spots":
             return training_set(made(Spots, options, root=folder_of(recipe, path), split=split))
-        return training_set(_folder(recipe, path, split, held_out_list, progress=True))
+        settings = {"root": folder_of(recipe, path), "split": split, "held_out_list": held_out_list}
+        return training_set(made(TrackFolder, _folder_options(recipe), **settings, progress=True))
 
     def source(
         self,
@@ -99,15 +100,17 @@ class Track(Task):
     ) -> PackSource | None:
         if recipe.data != FOLDER:
             return None
-        part = "test" if split == "test" else "train"
-        folder = _folder(recipe, path, part, held_out_list, read=False)
-        sensor, folder.asked = folder.asked, folder.asked if "drop" in folder.repair else None
+        from gridless.data import TrackFolder
+
+        options, part = _folder_options(recipe), "test" if split == "test" else "train"
+        sensor, options["sensor"] = options["sensor"], sensor_while_packing(options)
+        settings = {"root": folder_of(recipe, path), "split": part, "held_out_list": held_out_list}
+        folder = made(TrackFolder, options, **settings, read=False)
 
         def view(packed: Pack, name: str, keep: str) -> PackedSet:
             rows = folder.listing.rows(name)
             index, _ = examples_of(packed, [folder.listing.files[i] for i in rows])
-            if sensor is not None:
-                packed.sensor = on_sensor(packed, sensor)
+            set_sensor(packed, sensor)
             known = dict(zip(folder.files, folder.positions, strict=True))
             positions = [known[folder.listing.files[i]] for i in rows]
             starts = packed.starts[index].tolist()
@@ -116,8 +119,8 @@ class Track(Task):
             return PackedSet.of_pack(packed, index, keep, labels=_padded(labels, torch.nan), **more)
 
         files = [file for path in folder.paths for file in (path, path.with_suffix(".csv"))]
-        settings = ("track", str(folder.asked), str(folder.repair), folder.topic)
-        return PackSource(_TrackFiles(folder), folder.listing.root, files, settings, folder.files, view)
+        reading = ("track", str(folder.asked), str(folder.repair), folder.topic)
+        return PackSource(_TrackFiles(folder), folder.listing.root, files, reading, folder.files, view)
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
         if TRUTH not in data.rows:
@@ -231,13 +234,15 @@ def training_set(data: Any) -> TrainingSet:
     return TrainingSet.of(events, labels, files=files, listing=data.listing)
 
 
-def _folder(recipe: Recipe, path: Path | None, split: str, held_out_list: Path | None, **settings: Any) -> Any:
-    from gridless.data import TrackFolder
+def _data_options(recipe: Recipe) -> dict[str, Any]:
+    """The recipe's options of the data set: those that are not of its pieces."""
+    return {name: value for name, value in recipe.data_options.items() if name not in PIECES}
 
-    options = {name: value for name, value in recipe.data_options.items() if name not in PIECES}
-    options = {"sensor": recipe.model.get("sensor"), **folder_options(recipe.fitted(data_options=options))}
-    settings |= {"root": folder_of(recipe, path), "split": split, "held_out_list": held_out_list}
-    return made(TrackFolder, options, **settings)
+
+def _folder_options(recipe: Recipe) -> dict[str, Any]:
+    """The options of a folder; its recordings have the sensor of the network, if that is known."""
+    options = folder_options(recipe.fitted(data_options=_data_options(recipe)))
+    return {"sensor": recipe.model.get("sensor"), **options}
 
 
 class _TrackFiles:

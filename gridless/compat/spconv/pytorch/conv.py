@@ -174,7 +174,7 @@ class SparseConvolution(SparseConvolutionBase):
         if data is not None:
             return self._check_shared(x, data), False
         settings = (self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding)
-        kind: Any = {"subm": self.subm, "transpose": self.transposed}
+        kind = {"subm": self.subm, "transpose": self.transposed}
         return ops.find_row_neighbours(x.indices, x.spatial_shape, self.algo, *settings, **kind), True
 
     def _check_shared(self, x: SparseConvTensor, data: IndiceData) -> IndiceData:
