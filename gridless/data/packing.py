@@ -479,12 +479,8 @@ class Pack:
         begin = torch.zeros_like(sizes) if begin is None else begin
         splits = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         columns = {name: self._column(name, int(splits[-1]), pinned) for name in self.columns}
-        # Threads read in the order of the disk.
-        order = np.argsort(index.numpy(), kind="stable")
-        parts = max(min(len(order) // MIN_READS, num_threads()), 1)
-        settings = [values.numpy()[order] for values in (index, begin, sizes, splits[:-1])]
-        jobs = [(columns, *(values[a:b] for values in settings)) for a, b in even_ranges(len(order), parts)]
-        in_threads(self._fill, jobs)
+        if len(index):
+            self._fill(columns, *(values.numpy() for values in (index, begin, sizes, splits[:-1])))
         columns |= {"splits": splits, "start": self.starts[index]}
         return {name: column.pin_memory() if pinned else column for name, column in columns.items()}
 
@@ -511,21 +507,26 @@ class Pack:
         self, columns: Mapping[str, Tensor], index: np.ndarray, begin: np.ndarray, sizes: np.ndarray, to: np.ndarray
     ) -> None:
         """Read `sizes` rows of the examples `index`, from their rows `begin` on, to the rows `to` of the columns."""
+        # In the order of the disk.
+        order = np.argsort(index, kind="stable")
+        index, begin, sizes, to = (values[order] for values in (index, begin, sizes, to))
         shards = np.searchsorted(self.first, index, side="right") - 1
         rows, handles = self.splits.numpy()[index] + begin - self._rows[shards], self._handles[shards]
+        ranges = even_ranges(len(index), max(min(len(index) // MIN_READS, num_threads()), 1))
         opened = {int(k): os.open(self.shards[k].path, os.O_RDONLY) for k in np.unique(shards[handles < 0])}
         try:
             for k, handle in opened.items():
                 handles[shards == k] = handle
             for name, column in columns.items():
                 width = column.element_size() * math.prod(column.shape[1:])
-                reads = self._positions[name][shards] + rows * width, sizes * width, column.data_ptr() + to * width
-                k = _read_all(handles, *reads)
-                while k < len(index):
-                    # The same read in Python raises the error, or ends what a signal interrupted.
-                    out = column.numpy()[to[k] : to[k] + sizes[k]]
-                    self.shards[shards[k]].read(name, int(rows[k]), out)
-                    k += 1 + _read_all(handles[k + 1 :], *(values[k + 1 :] for values in reads))
+                addresses = column.data_ptr() + to * width
+                reads = handles, self._positions[name][shards] + rows * width, sizes * width, addresses
+                done = in_threads(_read_all, [tuple(values[a:b] for values in reads) for a, b in ranges])
+                for (a, b), count in zip(ranges, done, strict=True):
+                    # From a read that failed on, Python reads: it raises the error, or resumes after a signal.
+                    for k in range(a + count, b):
+                        out = column.numpy()[to[k] : to[k] + sizes[k]]
+                        self.shards[shards[k]].read(name, int(rows[k]), out)
         finally:
             for handle in opened.values():
                 os.close(handle)
