@@ -89,6 +89,8 @@ def one(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
     from gridless.training.loop import estimate_statistics
 
     job, valid = prepared(name, seed, arguments)
+    # The runs beside this one need memory, too. Geometry of fewer batches at once has the same bits.
+    job.loader.group = max(1, job.loader.group // arguments.jobs)
     for epoch in range(arguments.epochs):
         job.epoch(epoch)
     task = find(job.recipe.task_name)
@@ -118,7 +120,7 @@ def timed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def command(name: str, seed: int | None, arguments: argparse.Namespace, folder: Path) -> subprocess.Popen:
     """A run from a seed, or the times of a variant, in a process of its own."""
     command = [sys.executable, __file__, "--data", str(arguments.data), "--epochs", str(arguments.epochs)]
-    command += ["--one", name, "--out", str(arguments.out)]
+    command += ["--one", name, "--out", str(arguments.out), "--jobs", str(arguments.jobs)]
     command += ["--times"] if seed is None else ["--seed", str(seed)]
     command += ["--density"] if arguments.density else []
     command += ["--limit", str(arguments.limit)] if arguments.limit else []
