@@ -167,6 +167,37 @@ def as_torch_cluster(r: dict[str, Any]) -> Table:
     return "Functions of torch_cluster", f"{caption} {origin(r['torch_cluster'])}", COLUMNS, rows
 
 
+def backbones(r: dict[str, Any]) -> Table:
+    rows = []
+    for row in r["backbones"]["rows"]:
+        ours, theirs = row["gridless"], row.get("spconv", {})
+        apart, exact, spconv = (ours.get(key, {}) for key in ("from spconv", "from float64", "spconv from float64"))
+        gradients = [facts.get("gradients", "") for facts in (apart, exact, spconv, theirs.get("again", {}))]
+        rows.append(
+            [
+                row["network"],
+                "CPU" if "NVIDIA" not in row["device"] else row["device"].removeprefix("NVIDIA "),
+                row["precision"],
+                row["voxels"],
+                apart.get("output", ""),
+                *gradients,
+                "yes" if all(ours["same bits"].values()) else "output" if ours["same bits"]["output"] else "no",
+                *(side.get(f"{what} ms", "") for what in ("forward", "both") for side in (ours, theirs)),
+            ]
+        )
+    caption = (
+        "Networks of other projects, unchanged, with `gl.compat.enable()` and with spconv 2.3.8: the same weights and "
+        "voxels of a LiDAR scan. Differences are relative to the largest value. Gradients are those of all parameters "
+        "in a training step. ReLU amplifies rounding of float32: *from float64* is the difference of each library from "
+        "gridless in float64. *Same bits*: two runs of gridless, output and gradients. Times are eager, in ms, with "
+        "new indices in each call."
+    )
+    columns = ["network", "machine", "precision", "voxels", "output", "gradients", "gradients from float64"]
+    columns += ["spconv's from float64", "spconv's, two runs", "same bits"]
+    columns += ["forward", "spconv forward", "with gradients", "spconv with gradients"]
+    return "Networks of other projects", f"{caption} {origin(r['backbones'])}", columns, rows
+
+
 GEOMETRY = {
     "chain": "the paper's 7 searches and 3 samplings",
     "chain, ragged": "the same, clouds of 128 to 1,024 points",
@@ -594,6 +625,7 @@ TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
     large: {"geometry": ("geometry_large",)},
     samplers: {"geometry": ("samplers",)},
     as_torch_cluster: {"as_torch_cluster": ("torch_cluster",)},
+    backbones: {"backbones": ("backbones",)},
     geometry_gpu: {"geometry": ("geometry_gpu",), "farthest_gpu": ("farthest_gpu",)},
     convolutions: {"conv": ("conv_cuda_float32", "conv_cuda_bfloat16", "conv_cpu_float32")},
     eager: {"calls": ("calls",)},

@@ -1,4 +1,4 @@
-"""Write the table of results in README.md, between its two marks, from benchmarks/results and the shipped weights.
+"""Write the tables of README.md and of the page about other networks, each between its two marks, from the results.
 
 python benchmarks/readme.py
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+NETWORKS = ROOT / "docs" / "tutorials" / "other-networks.md"
 BEGIN, END = "<!-- results: python benchmarks/readme.py -->\n", "<!-- end of results -->\n"
 
 Row = tuple[str, str, str, str]
@@ -93,13 +94,40 @@ ROWS: tuple[Callable[[Results], Row], ...] = (
 )
 
 
+def read_results() -> Results:
+    return {path.stem: json.loads(path.read_text()) for path in (ROOT / "benchmarks" / "results").glob("*.json")}
+
+
+def lines(rows: list[tuple[str, ...]]) -> str:
+    """Rows of a table, of which the first holds the names of the columns."""
+    rows = [rows[0], ("---",) * len(rows[0]), *rows[1:]]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
 def table() -> str:
-    files = (ROOT / "benchmarks" / "results").glob("*.json")
-    results = {path.stem: json.loads(path.read_text()) for path in files}
-    lines = [("what", "machine", "gridless", "others"), ("---",) * 4, *(make(results) for make in ROWS)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    results = read_results()
+    return lines([("what", "machine", "gridless", "others"), *(make(results) for make in ROWS)])
+
+
+def networks() -> str:
+    """The largest relative difference of each network's output from that with spconv, by machine and precision."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in read_results()["backbones"]["rows"]:
+        machine = row["device"].removeprefix("NVIDIA ") if "NVIDIA" in row["device"] else "CPU"
+        cell = cells.setdefault(row["network"], {"parameters": f"{row['parameters'] / 1e6:.1f} M"})
+        if "from spconv" in row["gridless"]:
+            column = f"{row['precision'].removeprefix('IEEE ')}, {machine}"
+            cell[column] = f"{row['gridless']['from spconv']['output']:.0e}"
+    columns = list(dict.fromkeys(column for cell in cells.values() for column in cell))
+    rows = [(name, *(cell.get(column, "") for column in columns)) for name, cell in cells.items()]
+    return lines([("network", *columns), *rows])
+
+
+def write(page: Path, text: str) -> None:
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(before + BEGIN + "\n" + text + "\n" + END + rest.partition(END)[2])
 
 
 if __name__ == "__main__":
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2])
+    write(README, table())
+    write(NETWORKS, networks())

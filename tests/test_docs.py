@@ -176,6 +176,12 @@ def test_the_readme_shows_the_results_and_fits_a_screen_or_three():
     assert len(text.splitlines()) <= 120
 
 
+def test_the_page_of_other_networks_shows_the_results():
+    readme = from_benchmarks("readme")
+    text = readme.NETWORKS.read_text()
+    assert readme.BEGIN + "\n" + readme.networks() + "\n" + readme.END in text, "run benchmarks/readme.py"
+
+
 def test_the_cards_say_what_is_saved_with_the_weights():
     page = from_benchmarks("page")
     assert (ROOT / "docs" / "models.md").read_text() == page.cards(), "run benchmarks/page.py"
