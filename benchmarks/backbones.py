@@ -206,6 +206,8 @@ def main() -> None:
             results["rows"] = [r for r in results["rows"] if any(r[key] != row[key] for key in same)] + [row]
             keep(options.out, results)
             print(json.dumps(row), flush=True)
+    for pool in pools.values():
+        pool.shutdown()
     sys.exit("\n".join(failures) or 0)
 
 
