@@ -163,15 +163,16 @@ def fps(
 
 def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None) -> Tensor:
     """The number (N) of the voxel of each point of `pos`: voxels of `size` (D) from `start` to `end`, x the fastest."""
-    pos = pos.reshape(len(pos), math.prod(pos.shape[1:]))
+    # In the words of TorchScript: this function can be scripted.
+    pos = pos.flatten(1) if pos.dim() > 1 else pos[:, None]
     if size.numel() != pos.shape[1]:
         raise ValueError(f"grid_cluster: size has {size.numel()} entries. Give {pos.shape[1]}, one per dimension.")
-    if not len(pos):
-        return pos.new_zeros(0, dtype=torch.int64)
+    if len(pos) == 0:
+        return torch.zeros([0], dtype=torch.int64, device=pos.device)
     start = pos.amin(0) if start is None else start
     end = pos.amax(0) if end is None else end
     voxels = ((end - start) / size).long() + 1
-    stride = torch.cat([voxels.new_ones(1), voxels.cumprod(0)[:-1]])
+    stride = torch.cat([torch.ones_like(voxels[:1]), voxels.cumprod(0)[:-1]])
     return (((pos - start) / size).long() * stride).sum(1)
 
 

@@ -182,6 +182,22 @@ def test_grid_cluster_numbers_voxels(dtype):
         assert grid_cluster(*tensors).tolist() == cluster
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_grid_cluster_is_scripted():
+    scripted = torch.jit.script(grid_cluster)
+    size, corner = torch.tensor([0.5, 1.0, 2.0]), torch.zeros(3)
+    points = torch.rand(100, 3, generator=torch.Generator().manual_seed(0)) * 4
+    for tensors in (
+        (points, size),
+        (points, size, corner),
+        (points, size, corner, corner + 9),
+        (points[:, 0], size[:1]),
+        (points.view(100, 3, 1), size),
+        (points[:0], size),
+    ):
+        assert torch.equal(scripted(*tensors), grid_cluster(*tensors))
+
+
 def test_nothing_is_found_in_nothing_and_bad_batches_are_refused():
     x, none = torch.rand(4, 3), torch.rand(0, 3)
     for a, b in ((x, none), (none, x), (none, none)):
