@@ -54,13 +54,17 @@ def start(library: str) -> None:
     stubs()
 
 
-def native(model: torch.nn.Module) -> None:
-    """Chooses the code of spconv that works on a CPU: its own algorithm, and a bias that is added as in training."""
+def trains(model: torch.nn.Module, device: str) -> None:
+    """Keeps the layers of spconv in training mode: in evaluation, 5 x 5 x 5 kernels find no algorithm on an H200.
+
+    On a CPU only its own algorithm works.
+    """
     from spconv.core import ConvAlgo  # pyright: ignore[reportMissingImports]
 
     for module in model.modules():
         if hasattr(module, "algo"):
-            module.algo = ConvAlgo.Native
+            if device == "cpu":
+                module.algo = ConvAlgo.Native
             module.train = lambda mode=True, module=module: module  # type: ignore[method-assign]
 
 
@@ -91,8 +95,8 @@ class Side:
             model.load_state_dict(torch.load(weights))
         else:
             torch.save(model.state_dict(), weights)
-        if library == "spconv" and self.device == "cpu":
-            native(model)
+        if library == "spconv":
+            trains(model, self.device)
         self.model = model.to(self.device)
         self.state = deepcopy(self.model.state_dict())
         voxels = self.network.voxels(load_scans(options.scans)[0], options.voxels)
@@ -150,7 +154,8 @@ Rows = dict[str, dict[str, Any]]  # by precision
 def measured(name: str, library: str, options: argparse.Namespace, folder: Path) -> tuple[dict[str, int], Rows]:
     """The size of a network, and for each precision: differences, whether two runs give the same bits, and times."""
     side, rows, exact = Side(name, library, options, folder), {}, None
-    for precision, dtype in PRECISIONS.items():
+    for precision in options.precisions:
+        dtype = PRECISIONS[precision]
         if not side.can(dtype, library):
             continue
         first, second = side.results(dtype), side.results(dtype)
@@ -180,6 +185,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "backbones.json")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
+    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--voxels", type=int, help="at most so many, those nearest to the sensor")
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()

@@ -51,7 +51,7 @@ SHARD_BYTES = 1 << 26
 # Shards whose files stay open. Others are opened for each read, because a process may open only 1,024 files.
 OPEN_SHARDS = 256
 # Minimum examples of a batch that a thread reads.
-MIN_READS = 16
+MIN_READS = 32
 # Bits of an event's word for the signed time since the recording began, in microseconds.
 TIME_BITS = 38
 ROW = "row/"
