@@ -482,6 +482,11 @@ def n_caltech101(train: bool = True) -> Chain:
     return _recipe(train, (Flip(0), ReverseTime(), Rotate(PAPER_ANGLE)), (FirstEvents(300_000), PoolPixels(2)))
 
 
+def from_zero(train: bool = True) -> Chain:
+    """Not augmented; from time zero. For data sets that are not in the paper's table."""
+    return Chain((StartAtZero(),))
+
+
 def asl_dvs(train: bool = True) -> Chain:
     """Not augmented; the first 300,000 events at half resolution."""
     return _recipe(train, (), (FirstEvents(300_000), PoolPixels(2)))

@@ -1,10 +1,12 @@
-"""The augmentation that a recipe asks for."""
+"""The augmentation that a recipe asks for: a policy for clouds, event transforms by name for recordings."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+from gridless.augment import events
 from gridless.augment.draws import Draws
 from gridless.augment.points import (
     Drop,
@@ -76,3 +78,24 @@ class Policy(PointTransform):
         for step in self.steps:
             cloud = step.apply(cloud, draws)
         return cloud
+
+
+# name -> event transform that a recipe can name.
+_EVENT_TRANSFORMS = {
+    name: kind
+    for name, kind in vars(events).items()
+    if isinstance(kind, type) and issubclass(kind, events.EventTransform) and not name.startswith("_")
+    if kind not in (events.EventTransform, events.Chain)
+}
+
+
+def event_transform(entry: Any) -> events.EventTransform:
+    """An event transform from a recipe: `ReverseTime`, or `{Zoom: [0.85, 1.2]}` with its arguments in order."""
+    name, arguments = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, [])
+    if not isinstance(name, str) or name not in _EVENT_TRANSFORMS:
+        choices = ", ".join(sorted(_EVENT_TRANSFORMS))
+        raise ValueError(f"recipe: transforms: unknown transform {name!r}. Choose from {choices}.")
+    try:
+        return _EVENT_TRANSFORMS[name](*(arguments if isinstance(arguments, list) else [arguments]))
+    except TypeError as error:
+        raise ValueError(f"recipe: transforms: {name}: {error}") from None

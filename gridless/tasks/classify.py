@@ -41,6 +41,9 @@ class NameExamples(Task):
         """The transform of each view whose probabilities are averaged; None for the example as it is."""
         raise NotImplementedError
 
+    def seed_of_views(self, recipe: Recipe) -> int:
+        return recipe.seed
+
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         return network_loss(model, batch, smoothing)
 
@@ -77,9 +80,10 @@ class NameExamples(Task):
             votes: views of each example; by default the recipe's.
             progress: show a bar.
         """
-        views = self.views(recipe, votes or recipe.votes)
-        size = batch_size or 2 * recipe.batch_size
-        return probabilities(model, data, views, size, recipe.seed, recipe.precision, progress)
+        data = self.selected(recipe, data, train=False)
+        size = batch_size or self.batch_size(recipe, data, train=False)
+        views, seed = self.views(recipe, votes or recipe.votes), self.seed_of_views(recipe)
+        return probabilities(model, data, views, size, seed, recipe.precision, progress)
 
     def evaluate(
         self,
@@ -133,18 +137,8 @@ class Classify(NameExamples, CloudTask):
     def views(self, recipe: Recipe, votes: int) -> Sequence[Any]:
         return views_of_cloud(votes)
 
-    def probabilities(
-        self,
-        model: Any,
-        data: TrainingSet,
-        recipe: Recipe,
-        batch_size: int | None = None,
-        votes: int | None = None,
-        progress: bool = False,
-    ) -> Tensor:
-        views = self.views(recipe, votes or recipe.votes)
-        first = data.first(recipe.points)
-        return probabilities(model, first, views, batch_size or 256, 0, recipe.precision, progress)
+    def seed_of_views(self, recipe: Recipe) -> int:
+        return 0
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=False)

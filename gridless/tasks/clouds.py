@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from gridless.augment.policy import Policy
-from gridless.data.packing import Item, Pack
 from gridless.data.prepare import Preparation
 from gridless.geometry import nearest
-from gridless.structures import Cloud, Edges, Geometry, Rows
-from gridless.tasks.base import Task
-from gridless.tasks.loading import (
-    FOLDER,
-    describe_folder,
-    folder_of,
-    folder_options,
-    made,
-    range_of,
-    some_of,
-)
-from gridless.tasks.storage import PackSource, check_labelled, examples_of
+from gridless.structures import Cloud, Edges, Geometry
+from gridless.tasks.folders import HOW, CloudFiles, FileTask
+from gridless.tasks.loading import FOLDER, describe_folder, range_of, some_of
 from gridless.training.examples import TrainingSet
-from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 
 # Points per evaluation batch: 256 clouds of 1,024.
 EVALUATED = 1 << 18
-# Options of a folder that say how its points are prepared.
-_HOW = tuple(entry.name for entry in fields(Preparation))
 # Neighbours in the first ball: fewer describe the surface poorly, more are slow and blur it.
 FEW, GOOD, MANY = 4, 12, 60
 
 
-class CloudTask(Task):
+class CloudTask(FileTask):
     """A task on point clouds. Subclasses define what is learned."""
 
     folder_label: str | None = None
@@ -49,45 +34,9 @@ class CloudTask(Task):
             if getattr(recipe, name):
                 raise ValueError(f"recipe: {name} is only for recordings. For clouds use augment.")
 
-    def load(
-        self,
-        recipe: Recipe,
-        path: Path | None,
-        split: str,
-        held_out_list: Path | None = None,
-        about: Mapping[str, Any] | None = None,
-    ) -> TrainingSet:
-        if recipe.data == FOLDER:
-            options = {"label": self.folder_label} if self.folder_label else {}
-            options |= folder_options(recipe, held_out_list, about)
-            data = _folder(recipe, folder_of(recipe, path), split, options)
-        else:
-            data = self.load_set(recipe, path, split, dict(recipe.data_options))
-        return check_labelled(data, split)
-
-    def source(
-        self,
-        recipe: Recipe,
-        path: Path | None,
-        split: str,
-        held_out_list: Path | None = None,
-        about: Mapping[str, Any] | None = None,
-    ) -> PackSource | None:
-        if recipe.data != FOLDER:
-            return self.source_of_set(recipe, path, split, dict(recipe.data_options))
-        options = {"label": self.folder_label} if self.folder_label else {}
-        options |= folder_options(recipe, held_out_list, about)
-        return _folder_source(recipe, folder_of(recipe, path), split, options)
-
-    def source_of_set(
-        self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]
-    ) -> PackSource | None:
-        """The files of a data set named by a recipe; None if it is small."""
-        return None
-
-    def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
-        """A split of a data set named by a recipe."""
-        raise NotImplementedError
+    def folder(self, recipe: Recipe, options: dict[str, Any], **settings: Any) -> CloudFiles:
+        default = {"label": self.folder_label} if self.folder_label else {}
+        return CloudFiles(default | options, points=recipe.points, **settings)
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
         if recipe.data != FOLDER:
@@ -119,79 +68,6 @@ class CloudTask(Task):
         return [] if data.listing is None else [*describe_folder(data.listing), *describe_clouds(data, model)]
 
 
-def _folder(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) -> TrainingSet:
-    """A split of a folder of clouds, by classes, or with the option `label` by the labels of points."""
-    from gridless.data.folder import CloudFolder
-
-    folder = made(CloudFolder, options, _HOW, root=path, split=split, progress=True, points=recipe.points, read=True)
-    numbers = {file: i for i, file in enumerate(folder.listing.files)}
-    return TrainingSet.of(
-        folder.clouds,
-        folder.labels,
-        folder.class_names,
-        features=folder.how.features,
-        parts=folder.part_names,
-        values=folder.values,
-        files=torch.tensor([numbers[file] for file in folder.files]),
-        scales=folder.how.scales,
-        listing=folder.listing,
-    )
-
-
-class _CloudFiles:
-    """The clouds of a folder, read file by file, with the metadata of each file."""
-
-    def __init__(self, folder: Any) -> None:
-        self.folder, self.class_names = folder, folder.class_names
-
-    def __len__(self) -> int:
-        return len(self.folder.listing.files)
-
-    def __getitem__(self, i: int) -> Item:
-        listing = self.folder.listing
-        file = self.folder.read_file(listing.root / listing.files[i])
-        facts = {"labels": sorted(file.labels), "gaps": file.gaps, "scales": file.scales}
-        return Item([(with_short_labels(piece), listing.labels[i]) for piece in file.pieces], facts)
-
-
-def with_short_labels(cloud: Cloud) -> Cloud:
-    """The same cloud with the rows `part` as int32: `PackedSet` gives them back as int64."""
-    if "part" not in cloud.rows:
-        return cloud
-    return cloud._changed(rows=Rows({**cloud.rows, "part": cloud.rows["part"].int()}))
-
-
-def _folder_source(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) -> PackSource:
-    from gridless.data.folder import CloudFile, CloudFolder
-
-    folder = made(CloudFolder, options, _HOW, root=path, split=split, progress=False, points=recipe.points, read=False)
-    listing = folder.listing
-
-    def view(packed: Pack, name: str, keep: str) -> PackedSet:
-        facts = [packed.facts[number] for number in range(len(packed.about["items"]))]
-        read = [CloudFile(None, frozenset(each["labels"]), each["gaps"], each["scales"]) for each in facts]
-        folder.conclude({path / file: each for file, each in zip(packed.about["items"], read, strict=True)})
-        rows = torch.tensor(listing.rows(name))
-        index, owner = examples_of(packed, [listing.files[i] for i in rows.tolist()])
-        return PackedSet.of_pack(
-            packed,
-            index,
-            keep,
-            labels=torch.tensor(listing.labels)[rows[owner]],
-            class_names=folder.class_names,
-            features=folder.how.features,
-            parts=folder.part_names,
-            values=folder.values,
-            files=rows[owner],
-            scales=folder.how.scales,
-            listing=listing,
-            codes=torch.tensor(folder.values) if folder.values else None,
-        )
-
-    files = [path / file for file in listing.files]
-    return PackSource(_CloudFiles(folder), path, files, ("clouds", *folder.settings), listing.files, view)
-
-
 def views_of_cloud(votes: int) -> list[Policy | None]:
     """The policy of each view: None for the cloud as it is, then random orders of points and random scales."""
     return [None, *[Policy(shuffle=True, scale=(0.9, 1.1))] * (votes - 1)]
@@ -199,8 +75,7 @@ def views_of_cloud(votes: int) -> list[Policy | None]:
 
 def preparation(recipe: Mapping[str, Any], up: str | None = None, keep_scale: bool = False) -> Preparation:
     """The preparation of files for weights of a recipe: that of its data; the default is y up, on the unit sphere."""
-    names = [entry.name for entry in fields(Preparation)]
-    known: dict[str, Any] = {k: v for k, v in recipe.get("data_options", {}).items() if k in names}
+    known: dict[str, Any] = {k: v for k, v in recipe.get("data_options", {}).items() if k in HOW}
     known |= {"up": up} if up else {}
     known |= {"keep_scale": True} if keep_scale else {}
     return Preparation(**known)

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gridless.data.packing import Pack
+from gridless.data.listing import CLOUDS
 from gridless.data.prepare import Preparation, is_finite, turned
 from gridless.data.readers.clouds.lidar import label_files
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, collate
 from gridless.tasks.base import FilePrediction
-from gridless.tasks.clouds import CloudTask, with_short_labels
+from gridless.tasks.clouds import CloudTask
+from gridless.tasks.folders import with_short_labels
 from gridless.tasks.labelled import stem, write_labels, write_parts
 from gridless.tasks.loading import FOLDER, check_kind, check_labels, folder_of, made
 from gridless.tasks.scores import mean_ious, mean_overlap, overlaps, shape_ious
-from gridless.tasks.storage import PackSource, examples_of
+from gridless.tasks.storage import PackSource, source_of_set
 from gridless.training.batch import Batch
 from gridless.training.examples import TrainingSet, block
-from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 from gridless.training.step import Loss, network_loss
 
@@ -45,7 +45,10 @@ class LabelPoints(CloudTask):
 
         root = folder_of(recipe, path)
         if recipe.data == "semantickitti":
-            return _scans(root, split, recipe.points, options)
+            # About a megabyte each at 5 cm.
+            scans = _Scans(root, split, recipe.points, options)
+            clouds = in_threads(scans.cloud, [(i,) for i in range(len(scans))])
+            return TrainingSet.of(collate(clouds), torch.zeros(len(clouds), dtype=torch.int64), **scans.facts)
         shapes = made(data.ShapeNetPart, options, root=root, split=split, points=recipe.points)
         cloud = block(shapes.coords, shapes.sizes, {"part": shapes.parts})
         return TrainingSet.of(cloud, shapes.labels, shapes.class_names)
@@ -55,15 +58,17 @@ class LabelPoints(CloudTask):
     ) -> PackSource | None:
         if recipe.data != "semantickitti":
             return None
-        return _scan_source(folder_of(recipe, path), split, recipe.points, options)
+        root, points = folder_of(recipe, path), recipe.points
+        settings = ("semantickitti", options.get("grid"), options.get("scans", 1), _preparation(options), points)
+        return source_of_set(lambda name: _Scans(root, name, points, options), root, split, settings, _label_files)
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
         return network_loss(model, batch, smoothing)
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        out = Path(options.get("out") or "parts")
         if len({stem(file) for file in files}) < len(files):
-            raise ValueError(f"two of the files have the same name and would share one file in {out}. Use two calls.")
+            problem = f"two of the files have the same name and would share one file in {_out(options)}"
+            raise ValueError(f"{problem}. Use two calls.")
 
     def prediction(self, file: Path, written: Path, counts: Mapping[str, int]) -> FilePrediction:
         """The number of points of a file with each label, and the path of the labelled file."""
@@ -121,10 +126,9 @@ class LabelParts(LabelPoints):
         )
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        from gridless.data.listing import CLOUDS
         from gridless.scenes.label import OUTPUTS
 
-        out = Path(options.get("out") or "parts")
+        out = _out(options)
         if out.suffix.lower() in (*CLOUDS, *OUTPUTS) and not out.is_dir():
             raise ValueError(f"--out {out} is a file, but parts are written to OUT/NAME.ply. Give a folder.")
         super().check_files(files, options)
@@ -133,7 +137,7 @@ class LabelParts(LabelPoints):
         check_kind(file, recordings=False)
         names = ("category", "points", "up", "keep_scale", "topic")
         settings = {name: options[name] for name in names if name in options}
-        return self.prediction(file, *write_parts(model, file, Path(options.get("out") or "parts"), **settings))
+        return self.prediction(file, *write_parts(model, file, _out(options), **settings))
 
 
 class LabelScenes(LabelPoints):
@@ -175,14 +179,13 @@ class LabelScenes(LabelPoints):
         return f"{figures['mean_iou']:.2%} mIoU, {points}"
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        from gridless.data.listing import CLOUDS
         from gridless.scenes.label import OUTPUTS
 
-        out = Path(options.get("out") or "parts")
-        suffix = out.suffix.lower()
-        if len(files) > 1 and suffix in OUTPUTS and not out.is_dir():
+        out = _out(options)
+        suffix, is_file = out.suffix.lower(), not out.is_dir()
+        if is_file and suffix in OUTPUTS and len(files) > 1:
             raise ValueError(f"--out {out} is one file for {len(files)} scenes. Give a folder.")
-        if suffix in CLOUDS and suffix not in OUTPUTS and not out.is_dir():
+        if is_file and suffix in CLOUDS and suffix not in OUTPUTS:
             raise ValueError(f"--out {out}: unsupported output format. Use {', '.join(OUTPUTS)}, or a folder.")
         super().check_files(files, options)
 
@@ -190,10 +193,12 @@ class LabelScenes(LabelPoints):
         names = {"tile": "size", "grid": "grid", "workers": "workers", "ray": "ray", "double": "double"}
         settings = {setting: options[name] for name, setting in names.items() if name in options}
         settings["device"] = str(options.get("device", "cpu"))
-        out = Path(options.get("out") or "parts")
-        return self.prediction(
-            file, *write_labels(model, file, out, options.get("weights"), options.get("up"), **settings)
-        )
+        weights, up = options.get("weights"), options.get("up")
+        return self.prediction(file, *write_labels(model, file, _out(options), weights, up, **settings))
+
+
+def _out(options: Mapping[str, Any]) -> Path:
+    return Path(options.get("out") or "parts")
 
 
 def _judged(cloud: Any) -> Tensor:
@@ -202,18 +207,21 @@ def _judged(cloud: Any) -> Tensor:
 
 
 class _Scans:
-    """Scans of SemanticKITTI, turned y up, with their classes as `part`."""
+    """Scans of SemanticKITTI, turned y up, with their classes as `part`; a data set for `source_of_set`."""
 
     def __init__(self, root: Path, split: str, points: int, options: Mapping[str, Any]) -> None:
-        import gridless.data as data
+        from gridless.data import SemanticKITTI
+        from gridless.data.sets.semantickitti import CLASSES
 
-        options = dict(options)
-        self.how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
-        self.scans, self.points = made(data.SemanticKITTI, options, ("up", "features"), root=root, split=split), points
+        own, self.how = {k: v for k, v in options.items() if k not in _TURNED}, _preparation(options)
+        self.scans, self.points = made(SemanticKITTI, own, _TURNED, root=root, split=split), points
         if split != "test":
             self.scans.check_labels()
-        self.names = [str(file.relative_to(root)) for _, file in self.scans.files]
+        self.files = [file for _, file in self.scans.files]
         self.class_names = list(self.scans.class_names)
+        features, values = ("features",) if self.how.features else (), [raw[0] for raw in CLASSES.values()]
+        # Fields of a training set of these scans.
+        self.facts = {"class_names": self.class_names, "features": features, "values": values}
 
     def __len__(self) -> int:
         return len(self.scans)
@@ -226,34 +234,14 @@ class _Scans:
     def __getitem__(self, i: int) -> tuple[Cloud, int]:
         return with_short_labels(self.cloud(i)), 0
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Fields of a training set of these scans."""
-        from gridless.data.sets.semantickitti import CLASSES
 
-        features, values = ("features",) if self.how.features else (), [raw[0] for raw in CLASSES.values()]
-        return {"class_names": self.class_names, "features": features, "values": values}
+# Options of `Preparation` that scans have.
+_TURNED = ("up", "features")
 
 
-def _scans(root: Path, split: str, points: int, options: Mapping[str, Any]) -> TrainingSet:
-    """Whole scans, all in memory: about a megabyte each at 5 cm."""
-    scans = _Scans(root, split, points, options)
-    clouds = in_threads(scans.cloud, [(i,) for i in range(len(scans))])
-    return TrainingSet.of(collate(clouds), torch.zeros(len(clouds), dtype=torch.int64), **scans.facts)
+def _preparation(options: Mapping[str, Any]) -> Preparation:
+    return Preparation(**{name: options[name] for name in _TURNED if name in options})
 
 
-def _scan_source(root: Path, split: str, points: int, options: Mapping[str, Any]) -> PackSource | None:
-    """The files of the release. Its parts `fit` and `validation` are views of the pack of `train`."""
-    whole = _Scans(root, "test" if split == "test" else "train", points, options)
-    if not whole.names:
-        # The pack of 22 scans is in memory already.
-        return None
-
-    def view(packed: Pack, name: str, keep: str) -> PackedSet:
-        part = _Scans(root, name, points, options)
-        return PackedSet.of_pack(packed, examples_of(packed, part.names)[0], keep, **part.facts)
-
-    scans = [file for _, file in whole.scans.files]
-    files = scans + [label for scan in scans for label in label_files(scan) if label.is_file()]
-    settings = ("semantickitti", whole.scans.grid, whole.scans.scans, whole.how, points)
-    return PackSource(whole, root, files, settings, whole.names, view)
+def _label_files(scan: Path) -> list[Path]:
+    return [file for file in label_files(scan) if file.is_file()]

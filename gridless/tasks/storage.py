@@ -14,10 +14,9 @@ from torch import Tensor
 
 from gridless.data import splits
 from gridless.data.files import check_writable, full
-from gridless.data.packing import INDEX, Item, Pack, digest_of_files, pack
+from gridless.data.packing import INDEX, Pack, digest_of_files, pack
 from gridless.data.sessions import held_out
 from gridless.kernels.threads import num_threads
-from gridless.structures import Events
 from gridless.training.checkpoints import digest_of
 from gridless.training.examples import TrainingSet
 from gridless.training.packed import KEEP, PackedSet
@@ -27,8 +26,6 @@ from gridless.training.recipe import Recipe
 PACKED_ABOVE = 1 << 27
 # Memory limit of all packing processes, and estimated bytes in memory per byte of a file.
 PACKING_BYTES, EXPANSION = 1 << 30, 12
-# Upper bound on the sensor of a packed folder: events are packed before the largest sensor is known.
-PACKED_SENSOR = (4096, 4096)
 # Folder of packs beside the data; readers of folders ignore it.
 BESIDE = ".gridless"
 
@@ -89,33 +86,37 @@ def examples_of(packed: Pack, names: Sequence[str]) -> tuple[Tensor, Tensor]:
     return torch.arange(len(owner)) + (first - before)[owner], owner
 
 
-def packed_recording(file: Path, events: Events, label: int = 0) -> Item:
-    """The recording of a file of a folder, for a pack."""
-    if max(events.sensor) > max(PACKED_SENSOR):
-        raise ValueError(
-            f"{file}: {events.sensor[0]} x {events.sensor[1]} pixels are too many for a pack. Crop or pool pixels."
-        )
-    return Item([(events._changed(sensor=PACKED_SENSOR), label)], {"sensor": list(events.sensor)})
+def source_of_set(
+    read: Callable[[str], Any],
+    root: Path,
+    split: str,
+    settings: tuple,
+    beside: Callable[[Path], Sequence[Path]] = lambda file: (),
+) -> PackSource | None:
+    """The files of a published data set. Its parts `fit` and `validation` are views of the pack of `train`.
 
-
-def sensor_while_packing(options: Mapping[str, Any]) -> Sequence[int] | None:
-    """The sensor with which the files of a folder are read for a pack.
-
-    Training and evaluation share one pack. The sensor changes its content only if `drop` removes events outside it.
+    Args:
+        read: read(split) is the data set, with its `files`; it reads none of them.
+        root: the folder of the data.
+        split: of which examples are wanted.
+        settings: of the reader.
+        beside: beside(file) are further files that are read with a file.
     """
-    return options.get("sensor") if "drop" in options.get("repair", ()) else None
+    whole = read("test" if split == "test" else "train")
+    if not whole.files:
+        # An archive is in memory already.
+        return None
 
+    def names(dataset: Any) -> list[str]:
+        return [str(file.relative_to(root)) for file in dataset.files]
 
-def set_sensor(packed: Pack, sensor: Sequence[int] | None) -> None:
-    """Give the recordings of a pack this sensor, if any; an error if one of them has more pixels."""
-    if sensor is None:
-        return
-    width, height = packed.sensor
-    if width > sensor[0] or height > sensor[1]:
-        of = "{0} x {1}".format
-        problem = f"recordings have {of(*packed.sensor)} pixels, more than {of(*sensor)}"
-        raise ValueError(f"{packed.path}: {problem}. Give a larger data_options.sensor.")
-    packed.sensor = (int(sensor[0]), int(sensor[1]))
+    def view(packed: Pack, name: str, keep: str) -> PackedSet:
+        part = read(name)
+        index, _ = examples_of(packed, names(part))
+        return PackedSet.of_pack(packed, index, keep, **getattr(part, "facts", {}))
+
+    files = [*whole.files, *(more for file in whole.files for more in beside(file))]
+    return PackSource(whole, root, files, settings, names(whole), view)
 
 
 def load_splits(

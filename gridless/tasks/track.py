@@ -8,9 +8,7 @@ time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gridless.augment.draws import Draws
-from gridless.augment.events import Chain, EventTransform, draw, replaced
+from gridless.augment.events import Chain
 from gridless.augment.policy import Policy
-from gridless.data.files import write_whole
-from gridless.data.packing import Item, Pack
-from gridless.kernels.progress import track
-from gridless.structures import Rows
-from gridless.tasks.base import FilePrediction, Task
-from gridless.tasks.loading import (
-    FOLDER,
-    SIZES,
-    check_kind,
-    folder_of,
-    folder_options,
-    generated,
-    made,
-    range_of,
-    topic_of,
-)
-from gridless.tasks.storage import PackSource, examples_of, packed_recording, sensor_while_packing, set_sensor
+from gridless.tasks.base import FilePrediction
+from gridless.tasks.folders import FileTask, TrackFiles
+from gridless.tasks.loading import FOLDER, SIZES, check_kind, folder_of, generated, made, range_of, topic_of
+from gridless.tasks.positions import TRUTH, Turn, last_event, pieces, training_set, write_positions
 from gridless.training.examples import TrainingSet
-from gridless.training.packed import PackedSet
 from gridless.training.recipe import Recipe
 from gridless.training.step import Loss
 
-# Name of the rows with the known position (x, y) of an event; NaN for events without one.
-TRUTH = "truth"
 # Options of a recipe, in microseconds: length of a training piece, and of the events before it without loss.
 PIECES = {"piece": 80_000, "warm_up": 400_000}
 # Microseconds of events that `predict` gives to a live network at once.
@@ -56,7 +37,7 @@ OUT, SUFFIXES = Path("tracks"), (".csv", ".json")
 BEND = 1.0
 
 
-class Track(Task):
+class Track(FileTask):
     """The position of one object in recordings of an event camera."""
 
     name = "track"
@@ -72,55 +53,16 @@ class Track(Task):
             if type(value) is not int or value < least:
                 raise ValueError(f"recipe: data_options.{name} is {value!r}. Give whole microseconds, {least} or more.")
 
-    def load(
-        self,
-        recipe: Recipe,
-        path: Path | None,
-        split: str,
-        held_out_list: Path | None = None,
-        about: Mapping[str, Any] | None = None,
-    ) -> TrainingSet:
-        from gridless.data import MovingBlobs, Spots, TrackFolder
+    def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
+        from gridless.data import MovingBlobs, Spots
 
-        options = _data_options(recipe)
+        options = _without_pieces(options)
         if recipe.data == "blobs":
             return training_set(made(MovingBlobs, options, SIZES, **generated(split, options)))
-        if recipe.data == "spots":
-            return training_set(made(Spots, options, root=folder_of(recipe, path), split=split))
-        settings = {"root": folder_of(recipe, path), "split": split, "held_out_list": held_out_list}
-        return training_set(made(TrackFolder, _folder_options(recipe), **settings, progress=True))
+        return training_set(made(Spots, options, root=folder_of(recipe, path), split=split))
 
-    def source(
-        self,
-        recipe: Recipe,
-        path: Path | None,
-        split: str,
-        held_out_list: Path | None = None,
-        about: Mapping[str, Any] | None = None,
-    ) -> PackSource | None:
-        if recipe.data != FOLDER:
-            return None
-        from gridless.data import TrackFolder
-
-        options, part = _folder_options(recipe), "test" if split == "test" else "train"
-        sensor, options["sensor"] = options["sensor"], sensor_while_packing(options)
-        settings = {"root": folder_of(recipe, path), "split": part, "held_out_list": held_out_list}
-        folder = made(TrackFolder, options, **settings, read=False)
-
-        def view(packed: Pack, name: str, keep: str) -> PackedSet:
-            rows = folder.listing.rows(name)
-            index, _ = examples_of(packed, [folder.listing.files[i] for i in rows])
-            set_sensor(packed, sensor)
-            known = dict(zip(folder.files, folder.positions, strict=True))
-            positions = [known[folder.listing.files[i]] for i in rows]
-            starts = packed.starts[index].tolist()
-            labels = [values[values[:, 0] >= start] for values, start in zip(positions, starts, strict=True)]
-            more = {"files": torch.tensor(rows), "listing": folder.listing}
-            return PackedSet.of_pack(packed, index, keep, labels=_padded(labels, torch.nan), **more)
-
-        files = [file for path in folder.paths for file in (path, path.with_suffix(".csv"))]
-        reading = ("track", str(folder.asked), str(folder.repair), folder.topic)
-        return PackSource(_TrackFiles(folder), folder.listing.root, files, reading, folder.files, view)
+    def folder(self, recipe: Recipe, options: dict[str, Any], **settings: Any) -> TrackFiles:
+        return TrackFiles({"sensor": recipe.model.get("sensor"), **_without_pieces(options)}, **settings)
 
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
         if TRUTH not in data.rows:
@@ -218,115 +160,6 @@ class Track(Task):
         return FilePrediction(line, {"file": str(file), "positions": len(columns), "x": x, "y": y, "out": str(out)})
 
 
-def training_set(data: Any) -> TrainingSet:
-    """The training set of a data set with `sensor`, `batch()`, `positions` and `listing`, such as `gl.data.Spots`.
-
-    Labels (N, P, 3) are the known positions from the first event on, padded with NaN; events have the rows `truth`.
-    """
-    events = data.batch()
-    times = events.time.split(events.splits.diff().tolist())
-    truths, known = zip(*map(_truth, times, data.positions), strict=True)
-    labels, files = _padded(known, torch.nan), None
-    if data.listing is not None:
-        numbers = {file: i for i, file in enumerate(data.listing.files)}
-        files = torch.tensor([numbers[file] for file in data.names])
-    events = events._changed(rows=Rows({TRUTH: torch.cat(truths)}))
-    return TrainingSet.of(events, labels, files=files, listing=data.listing)
-
-
-def _data_options(recipe: Recipe) -> dict[str, Any]:
-    """The recipe's options of the data set: those that are not of its pieces."""
-    return {name: value for name, value in recipe.data_options.items() if name not in PIECES}
-
-
-def _folder_options(recipe: Recipe) -> dict[str, Any]:
-    """The options of a folder; its recordings have the sensor of the network, if that is known."""
-    options = folder_options(recipe.fitted(data_options=_data_options(recipe)))
-    return {"sensor": recipe.model.get("sensor"), **options}
-
-
-class _TrackFiles:
-    """The recordings of a folder with the rows `truth`, read one by one."""
-
-    def __init__(self, folder: Any) -> None:
-        self.folder, self.class_names = folder, ()
-
-    def __len__(self) -> int:
-        return len(self.folder.paths)
-
-    def __getitem__(self, i: int) -> Item:
-        file = self.folder.paths[i]
-        events = self.folder.read_file(file)
-        truth, _ = _truth(events.time, self.folder.positions[i])
-        return packed_recording(file, events._changed(rows=Rows({TRUTH: truth})))
-
-
-def _truth(time: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows `truth` (S, 2) of a recording with events at `time` (S), and its known positions from then on."""
-    truth = torch.full((len(time), 2), torch.nan)
-    known = known[known[:, 0] >= time[0]] if len(time) else known[:0]
-    truth[last_event(time, known[:, 0])] = known[:, 1:].float()
-    return truth, known
-
-
-def _padded(rows: Sequence[Tensor], value: float) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(list(rows), True, value)
-
-
-def last_event(time: Tensor, known: Tensor) -> Tensor:
-    """The number of the last event up to each known time."""
-    return torch.searchsorted(time, known.to(torch.int64), right=True) - 1
-
-
-def pieces(data: TrainingSet, piece: int, warm_up: int) -> TrainingSet:
-    """Pieces of `piece` microseconds, each after `warm_up` microseconds of events that have no loss.
-
-    Labels (N, P) are the places of the events with a known position in the piece, then -1.
-    """
-    parts, places = [], []
-    for i in track(range(len(data)), "cut", shown=data.on_disk):
-        events = data.cut(torch.tensor([i]))
-        own, known = events.time.cpu(), events.rows[TRUTH].isfinite().all(1).cpu()
-        starts = torch.arange(int(own[0]), int(own[-1]) + 1, piece) if len(own) else own
-        seen, judged, ends = (torch.searchsorted(own, starts + by) for by in (-warm_up, 0, piece))
-        for a, b, c in zip(seen.tolist(), judged.tolist(), ends.tolist(), strict=True):
-            place = known[b:c].nonzero()[:, 0] + (b - a)
-            if len(place):
-                parts.append((i, a, c - a))
-                places.append(place)
-    if not places:
-        raise ValueError("track: no position is known in these recordings. Give positions at times of events.")
-    index, begin, sizes = torch.tensor(parts).unbind(1)
-    return data.parts_of(index, begin, sizes, _padded(places, -1).to(data.device))
-
-
-def write_positions(path: Path, columns: np.ndarray) -> None:
-    """Write (K, 3) of time in microseconds, x and y as a CSV or, by its suffix, JSON file."""
-    if path.suffix == ".json":
-        time, x, y = columns.T.tolist()
-        text = json.dumps({"time_us": list(map(int, time)), "x": x, "y": y})
-    else:
-        text = "time_us,x,y\n" + "".join(f"{int(time)},{x:.4f},{y:.4f}\n" for time, x, y in columns)
-    write_whole(path, text.encode())
-
-
-@dataclass(frozen=True)
-class Turn(EventTransform):
-    """Mirror each recording along x, along y, and on a square sensor about the diagonal, each with probability 1/2.
-
-    The rows `truth` follow the pixels.
-    """
-
-    def describe(self) -> str:
-        return "mirrored and turned by right angles"
-
-    def apply(self, events: Any, draws: Draws) -> Any:
-        pixel, truth = events.pixel.clone(), events.rows[TRUTH].clone()
-        for axis, side in enumerate(events.sensor):
-            chosen = (draw(events, draws) < 0.5)[events.example]
-            for place in (pixel, truth):
-                place[:, axis] = torch.where(chosen, side - 1 - place[:, axis], place[:, axis])
-        if events.sensor[0] == events.sensor[1]:
-            chosen = (draw(events, draws) < 0.5)[events.example][:, None]
-            pixel, truth = (torch.where(chosen, place.flip(1), place) for place in (pixel, truth))
-        return replaced(events, pixel=pixel, rows={**events.rows, TRUTH: truth})
+def _without_pieces(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of the data set: those that are not of its pieces."""
+    return {name: value for name, value in options.items() if name not in PIECES}

@@ -20,7 +20,11 @@ from gridless.data import splits
 from gridless.data.archives import Archive, read_archives
 from gridless.data.base import Examples, Steps
 from gridless.data.readers.events import read_events
+from gridless.kernels.threads import in_threads
 from gridless.structures import Events, collate
+
+# Recordings that one thread reads at a time.
+CHUNK = 64
 
 
 class EventSet(Examples):
@@ -73,6 +77,13 @@ class EventSet(Examples):
         if self.pack is not None:
             return self.pack.events(self.rows[np.asarray(indices, np.int64)])
         return collate([self.example(int(i)) for i in indices])
+
+    def whole(self) -> Events:
+        """All recordings as they were recorded, as one ragged batch; files are read in several threads."""
+        rows = np.arange(len(self))
+        if self.pack is not None or len(self) <= CHUNK:
+            return self.batch(rows)
+        return collate(in_threads(self.batch, [(part,) for part in np.array_split(rows, -(-len(self) // CHUNK))]))
 
     # For subclasses.
 
