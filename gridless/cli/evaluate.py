@@ -11,11 +11,13 @@ import typer
 from gridless.cli.options import (
     Data,
     Device,
+    Json,
     Keep,
     OwnTask,
     Packs,
+    Votes,
     WeightsName,
-    check_held_out_list,
+    given,
     held_out_list,
     pick_device,
     weights_of,
@@ -30,15 +32,13 @@ def evaluate(
     points: Annotated[
         list[int] | None, typer.Option(help="Use so many points of each cloud; may be repeated, for a curve.")
     ] = None,
-    votes: Annotated[
-        int | None, typer.Option(min=1, help="Views averaged per example; default: as saved with the weights.")
-    ] = None,
+    votes: Votes = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples at a time.")] = None,
     task: OwnTask = None,
     device: Device = "auto",
     keep: Keep = "auto",
     cache: Packs = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Accuracy of saved weights on a split of their data set.
 
@@ -49,12 +49,11 @@ def evaluate(
     from gridless.training.recipe import Recipe
 
     model, kind = weights_of(weights, device, task)
-    options = {"points": points, "votes": votes if (votes or 1) > 1 else None}
-    kind.refuse("evaluate", {name: value for name, value in options.items() if value}, weights)
+    kind.refuse("evaluate", given(points=points, votes=votes if (votes or 1) > 1 else None), weights)
     recipe = Recipe.from_dict({"model": model.config, **model.about.get("recipe", {})})
-    listed = held_out_list(Path(weights).parent) if recipe.data == "folder" else None
-    if listed is not None and data is not None and split in ("fit", "validation"):
-        check_held_out_list(listed, data, "Restore them, or give the folder of the run (--data).")
+    listing = data if split in ("fit", "validation") else None
+    remedy = "Restore them, or give the folder of the run (--data)."
+    listed = held_out_list(Path(weights).parent, recipe, listing, remedy)
     counts = points or [recipe.points]
     largest = recipe.changed(points=max(counts)) if points else recipe
     (loaded,) = load_splits(kind, largest, data, [split], Storage(keep, cache), listed, model.about)

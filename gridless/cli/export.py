@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from gridless.cli.options import WeightsName
+
 
 def export(
-    weights: Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")],
+    weights: WeightsName,
     out: Annotated[Path | None, typer.Option(help="The folder for the C.")] = None,
     web: Annotated[Path | None, typer.Option(help="A folder for a page with the network, as WebAssembly.")] = None,
     bits: Annotated[int, typer.Option(help="Bits of weights and traces: 32, or 16 for half the size.")] = 32,

@@ -12,7 +12,9 @@ import typer
 from gridless.backends import existing
 
 RecipeName = Annotated[str, typer.Argument(help="A shipped recipe's name, such as modelnet40-large, or a YAML file.")]
-WeightsName = Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")]
+_WEIGHTS = "Shipped weights by name, or the path of a .safetensors file."
+WeightsName = Annotated[str, typer.Argument(help=_WEIGHTS)]
+Weights = Annotated[str, typer.Option(help=_WEIGHTS)]
 Data = Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")]
 AllData = Annotated[bool, typer.Option("--all-data", help="Train on every example, none held out.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed; default: the recipe's.")]
@@ -32,10 +34,19 @@ Packs = Annotated[
 Workers = Annotated[int | None, typer.Option(min=0, help="Processes that make geometry; default: one per thread.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Votes = Annotated[
+    int | None, typer.Option(min=1, help="Views averaged per example; default: as saved with the weights.")
+]
 OwnTask = Annotated[
     str | None,
     typer.Option("--task", help="A task of your own, FILE.py:CLASS, which runs that file; default: as saved."),
 ]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options that the user gave: those that are not None, False or empty."""
+    return {k: v for k, v in options.items() if v is not None and v is not False and v != []}
 
 
 def recipe_of(name: str, changes: list[str] | None, **more: Any) -> Any:
@@ -87,19 +98,21 @@ def in_options(message: object, command: str) -> str:
     return re.sub(r"\btopic=\.\.\.", topic, text)
 
 
-def held_out_list(folder: Path) -> Path | None:
-    """The file that lists what the run in this folder held out, if there is one."""
-    return folder / "split.txt" if (folder / "split.txt").is_file() else None
+def held_out_list(run: Path, recipe: Any, data: Path | None, remedy: str) -> Path | None:
+    """The file that lists what a run on a folder held out, if there is one.
 
-
-def check_held_out_list(listed: Path, data: Path, remedy: str) -> None:
-    """Refuse a list of held-out files that is of another folder, or of one that has lost files."""
+    An error if `data` is another folder, or has lost files of the list; None checks nothing.
+    """
+    listed = run / "split.txt"
+    if recipe.data != "folder" or not listed.is_file():
+        return None
     names = [name for name in listed.read_text("utf-8").split("\n") if name]
-    missing = [name for name in names if not (data / name).is_file()]
-    if data.is_dir() and (missing or not names):
+    missing = [name for name in names if data is not None and not (data / name).is_file()]
+    if data is not None and data.is_dir() and (missing or not names):
         problem = f"{data} lacks {len(missing)} of its {len(names)} files"
         problem += f", such as {missing[0]}" if missing else ""
         raise ValueError(f"{listed} (held-out files): {problem}. {remedy}")
+    return listed
 
 
 def pick_device(name: str) -> torch.device:

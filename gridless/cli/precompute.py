@@ -12,6 +12,7 @@ from gridless.cli.options import (
     AllData,
     Changes,
     Data,
+    Json,
     Limit,
     Packs,
     RecipeName,
@@ -40,21 +41,21 @@ def precompute(
         ),
     ] = None,
     limit: Limit = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Make the geometry of a recipe's training examples, for `gridless train RECIPE --geometry offline`.
 
     Give both commands the same data and settings. After an interruption the same command continues where it ended.
     """
     from gridless.data.files import check_writable
-    from gridless.tasks import load_task
+    from gridless.tasks.registry import task_for
     from gridless.tasks.storage import Storage, load_splits
     from gridless.training.workers import precomputed, processes
 
     chosen = recipe_of(recipe, changes, seed=seed, repeats=repeats)
     folder = cache or Path("cache")
     check_writable(folder, "--cache")
-    task = load_task(chosen.task_name)
+    task = task_for(chosen)
     splits = ["train"] if all_data else ["fit"]
     learn = limited(load_splits(task, chosen, data, splits, Storage(folder=cache))[0], limit)
     chosen = task.fit(chosen, learn)

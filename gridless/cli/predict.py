@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from gridless.cli.options import Device, OwnTask, in_options, pick_device, weights_of
+from gridless.cli.options import Device, OwnTask, Votes, Weights, given, in_options, pick_device, weights_of
 from gridless.kernels.progress import say, shown, track
 
 # The best class of a file that is like those of training has more than this.
@@ -21,7 +21,7 @@ def predict(
     files: Annotated[
         list[Path], typer.Argument(help="Clouds (PLY, PCD, LAS, NPY, XYZ...), meshes (OFF...) or recordings.")
     ],
-    weights: Annotated[str, typer.Option(help="Shipped weights by name, or a path.")] = "modelnet40-plus",
+    weights: Weights = "modelnet40-plus",
     points: Annotated[
         int | None, typer.Option(min=1, help="Points of each cloud that are used; default: as in training.")
     ] = None,
@@ -31,9 +31,7 @@ def predict(
     keep_scale: Annotated[
         bool, typer.Option("--keep-scale", help="Do not centre and scale to the unit sphere.")
     ] = False,
-    votes: Annotated[
-        int | None, typer.Option(min=1, help="Views averaged per cloud; default: as saved with the weights.")
-    ] = None,
+    votes: Votes = None,
     repair: Annotated[
         list[str] | None, typer.Option(help="Recordings: cut, unwrap, drop, hold, sort or shift; may be repeated.")
     ] = None,
@@ -76,38 +74,42 @@ def predict(
         raise ValueError(f"--tile is {tile:g}. Give a length above 0, in the units of the points.")
     one_heap()
     model, kind = weights_of(weights, device, task)
-    options: dict[str, Any] = {
-        "points": points, "keep_scale": keep_scale or None, "votes": votes, "repair": repair or None, "up": up,
-        "topic": topic, "category": category, "out": out, "grid": grid, "tile": tile, "ray": ray,
-        "double": double or None, "workers": workers if workers > 1 else None,
-    }  # fmt: skip
-    options = {name: value for name, value in options.items() if value is not None}
+    options = given(
+        points=points, keep_scale=keep_scale, votes=votes, repair=repair, up=up, topic=topic, category=category,
+        out=out, grid=grid, tile=tile, ray=ray, double=double, workers=workers if workers > 1 else None,
+    )  # fmt: skip
     kind.refuse("predict", options, weights)
     hints = doubts(kind, model, options)
     options |= {"top": top, "device": pick_device(device), "weights": weights}
     kind.check_files(files, options)
+    best, failures = _print_answers(files, lambda file: kind.predict(model, file, options), as_json)
+    doubtful = [probability for probability in best if probability < DOUBTFUL]
+    if doubtful:
+        subject = "the best class has only" if len(files) == 1 else f"{len(doubtful)} of {len(files)} files have under"
+        say("gridless predict", f"{subject} {min(doubtful) if len(files) == 1 else DOUBTFUL:.0%}: {hints}")
+    if failures:
+        message = f"{len(failures)} of {len(files)} files have no answer. The errors are above."
+        raise ValueError(message) from failures[0]
+
+
+def _print_answers(
+    files: Sequence[Path], predict: Callable[[Path], Any], as_json: bool
+) -> tuple[list[float], list[Exception]]:
+    """Print the answer to each file; returns the largest probability of each, and the errors."""
+    best: list[float] = []
     failures: list[Exception] = []
-    doubtful: list[float] = []
     for file in track(files, "predict", shown=len(files) > 1):
         try:
-            answer = kind.predict(model, file, options)
+            answer = predict(file)
             print(json.dumps(answer.record) if as_json else shown(answer.line), flush=True)
-            best = max(answer.record.get("probabilities", {"": 1.0}).values())
-            if best < DOUBTFUL:
-                doubtful.append(best)
+            best.append(max(answer.record.get("probabilities", {"": 1.0}).values()))
         except Exception as error:
             if len(files) == 1 or isinstance(error, BrokenPipeError):
                 raise
             # One bad file is no reason to leave out those behind it.
             say("gridless predict", in_options(error, "predict"))
             failures.append(error)
-    if doubtful:
-        subject = "the best class has only" if len(files) == 1 else f"{len(doubtful)} of {len(files)} files have under"
-        say("gridless predict", f"{subject} {min(doubtful) if len(files) == 1 else DOUBTFUL:.0%}: {hints}")
-    if failures:
-        raise ValueError(f"{len(failures)} of {len(files)} files have no answer. The errors are above.") from failures[
-            0
-        ]
+    return best, failures
 
 
 def doubts(task: Any, model: Any, options: Mapping[str, Any]) -> str:

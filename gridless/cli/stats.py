@@ -12,7 +12,7 @@ import torch
 import typer
 from torch import Tensor
 
-from gridless.cli.options import Changes, Data, RecipeName, recipe_of
+from gridless.cli.options import Changes, Data, Json, RecipeName, recipe_of
 from gridless.kernels.progress import bar
 
 # Examples whose geometry is made together.
@@ -29,7 +29,7 @@ def stats(
     limit: Annotated[int | None, typer.Option(min=1, help="Use only so many examples, evenly spread.")] = None,
     changes: Changes = None,
     out: Annotated[Path | None, typer.Option(help="Draw a chart: .png, .svg or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Median, mean and maximum of what every line of a network's plan gives: the paper's Table 7 for any data.
 
@@ -106,9 +106,9 @@ def as_text(result: dict[str, Any]) -> str:
 
 def _examples(recipe: Any, root: Path | None, split: str, limit: int | None) -> Iterator[tuple[Any, Any]]:
     """The network's plan, and batches of its clouds or recordings, not augmented."""
-    from gridless.tasks import load_task
+    from gridless.tasks.registry import task_for
 
-    task = load_task(recipe.task_name)
+    task = task_for(recipe)
     data = task.load(recipe, root, split)
     recipe = task.fit(recipe, data)
     model: Any = task.with_edges(recipe, recipe.make_model())

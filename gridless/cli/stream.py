@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -19,11 +18,12 @@ import numpy as np
 import torch
 import typer
 
-from gridless.kernels.progress import is_terminal, shown
+from gridless.cli.options import Weights
+from gridless.kernels.progress import is_terminal
+from gridless.live.meter import Meter
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
-from gridless.live.view import Kind, LivePage, Rerun, Terminal
-from gridless.structures import Events
+from gridless.live.view import Kind, View, open_view
 
 # Seconds that a recording waits for a browser to show it.
 PATIENCE = 10.0
@@ -45,7 +45,7 @@ class Tell(Protocol):
 
 
 def stream(
-    weights: Annotated[str, typer.Option(help="Shipped weights by name, or the path of a .safetensors file.")],
+    weights: Weights,
     source: Annotated[
         str, typer.Option("--input", help="A recording, - for frames on standard input, udp://HOST:PORT, or camera.")
     ],
@@ -86,34 +86,30 @@ def stream(
     a socket was sent frames that were bad or refused.
     """
     from gridless.live import stream as engine_of
+    from gridless.live.sources import Fit
     from gridless.tasks import task_of
     from gridless.weights import class_names, load
 
-    if source == "-" and sys.stdin is None:
-        raise ValueError("standard input is closed, but --input - reads it. Give another --input.")
-    if sys.stdout is None:
-        raise ValueError("standard output is closed. Keep it open for the predictions.")
     repairs = [str(name) for name in repair or []]
     _check_source(source, repairs, crop, topic)
     model: Any = load(weights)
-    engine = engine_of(model)
-    task = task_of(model)
+    engine, task = engine_of(model), task_of(model)
     names = class_names(model, task.classes(model.config) or 0)
-    answers = partial(task.live, names=names)
     live = realtime or _is_live(source)
     options = {"jump": int(min(jump, 1e12) * 1e6), "idle": idle} if _is_live(source) else {"topic": topic}
-    fit = _fit(engine.sensor, crop, pool, repair or [])
+    corner = None if crop is None else tuple(map(int, crop.split(",")))
+    fit = Fit(engine.sensor, corner, pool, "drop" in repairs)  # type: ignore[arg-type]
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
     meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
-    viewer: LivePage | Terminal | Rerun | None = None
-    if view is not None:
-        about = engine.sensor, names, meter
-        kinds = {Kind.page: LivePage, Kind.rerun: Rerun}
-        viewer = kinds[view](*about, view_port) if view in kinds else Terminal(*about)
-        viewer.open(0.0 if live and not realtime else PATIENCE)
+    patience = 0.0 if live and not realtime else PATIENCE
+    viewer = None if view is None else open_view(view, engine.sensor, names, meter, view_port, patience)
     # Printed lines would overwrite a view in the terminal.
-    tell = _ignore if view is Kind.terminal and is_terminal(sys.stdout) else partial(_print, answers)
+    tell = (
+        _ignore
+        if view is Kind.terminal and is_terminal(sys.stdout)
+        else partial(_print, partial(task.live, names=names))
+    )
     try:
         with _quick_switches():
             _run(packets, engine, tell, meter, viewer)
@@ -131,9 +127,7 @@ def stream(
     return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
 
 
-def _run(
-    packets: Iterable[Any], engine: Any, tell: Tell, meter: Meter, viewer: LivePage | Terminal | Rerun | None
-) -> None:
+def _run(packets: Iterable[Any], engine: Any, tell: Tell, meter: Meter, viewer: View | None) -> None:
     """Pass all packets through the engine, and report predictions as they are due; at the end the newest one."""
     from gridless.live.sources import NewStream
 
@@ -168,17 +162,14 @@ def _quick_switches() -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def _fit(sensor: tuple[int, int], crop: str | None, pool: int, repair: list[Repair]) -> Any:
-    from gridless.live.sources import Fit
-
-    corner = None if crop is None else tuple(int(part) for part in crop.split(","))
-    return Fit(sensor, corner, pool, Repair.drop in repair)  # type: ignore[arg-type]
-
-
 def _check_source(source: str, repairs: list[str], crop: str | None, topic: str | None = None) -> None:
     """Refuse options that do not fit the source, before anything is loaded and compiled for it."""
     from gridless.data.readers.bags import SUFFIXES, is_bag
 
+    if source == "-" and sys.stdin is None:
+        raise ValueError("standard input is closed, but --input - reads it. Give another --input.")
+    if sys.stdout is None:
+        raise ValueError("standard output is closed. Keep it open for the predictions.")
     if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
         raise ValueError(f"--crop is {crop!r}. Give two whole numbers X,Y, such as 100,60.")
     live = _is_live(source)
@@ -253,70 +244,3 @@ def _print(answers: Callable[..., Any], predictions: list[Prediction], *, final:
     records = answers(torch.stack([p.logits for p in predictions]))
     lines = (json.dumps({"time": p.time, **r, "final": final}) for p, r in zip(predictions, records, strict=True))
     print("\n".join(lines), flush=True)
-
-
-class Meter:
-    """Throughput, latency and lag on standard error: once a second in a terminal, and at the end.
-
-    Sensor and host have clocks of their own. Lag is the host's time from the earliest moment at which the first event
-    of a packet could have arrived until the packet is done. The smallest difference between the clocks so far tells
-    that moment, so lag is never negative.
-    """
-
-    # A sensor's clock may run so much slower than the host's without that counting as lag.
-    DRIFT = 1e-4
-
-    def __init__(self, quiet: bool, counts: Callable[[], dict[str, int]]) -> None:
-        self.quiet, self.counts = quiet, counts
-        self.events = 0
-        # Seconds.
-        self.busy = self.host = self.sensor = self.lag = self.longest_lag = 0.0
-        # Percentiles are of the last hundred thousand packets: a stream may run for months.
-        self.latency: deque[float] = deque(maxlen=100_000)
-        self.printed = time.perf_counter()
-        self.begin: float | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        """Forget the sensor's clock: another stream begins."""
-        self.last_time_us: int | None = None
-        self.offset: float | None = None
-
-    def tick(self, events: Events, begin: float, received: float | None) -> None:
-        """Count a packet whose work began at `begin` and has ended; live sources say when it was `received`."""
-        if not len(events):
-            return
-        now = time.perf_counter()
-        first, last = int(events.time[0]), int(events.time[-1])
-        self.begin = begin if self.begin is None else self.begin
-        self.sensor += (last - (first if self.last_time_us is None else self.last_time_us)) * 1e-6
-        since, self.host, self.last_time_us = now - (self.host or now), now, last
-        self.events, self.busy = self.events + len(events), self.busy + now - begin
-        self.latency.append(now - begin)
-        if received is not None:
-            offset = received - first * 1e-6
-            drifted = offset if self.offset is None else self.offset + self.DRIFT * since
-            self.offset = min(offset, drifted)
-            self.lag = now - first * 1e-6 - self.offset
-            self.longest_lag = max(self.longest_lag, self.lag)
-        if not self.quiet and now - self.printed > 1 and is_terminal(sys.stderr):
-            self.printed = now
-            print("\r" + self.line(), end="", file=sys.stderr, flush=True)
-
-    def line(self) -> str:
-        """All figures so far, in one line."""
-        p50, p99, p999 = np.percentile(self.latency or [0.0], [50, 99, 99.9]) * 1e6
-        rate, host = self.events / max(self.busy, 1e-9) / 1e6, self.host - (self.begin or 0.0)
-        lag = f", lag {1e3 * self.lag:.1f} ms, at most {1e3 * self.longest_lag:.1f} ms"
-        return (
-            f"{self.events:,} events, {rate:.2f} M events/s of work, "
-            f"packet p50 {p50:.0f} us, p99 {p99:.0f} us, p99.9 {p999:.0f} us, "
-            f"{self.sensor:.3f} s of sensor time in {host:.3f} s{'' if self.offset is None else lag}"
-        ) + "".join(f", {k.replace('_', ' ')} {v:,}" for k, v in self.counts().items())
-
-    def close(self, reason: str) -> None:
-        """Print the last line, and why something was not taken."""
-        if not self.quiet and (self.events or any(self.counts().values())):
-            remark = f"\nnot taken: {shown(reason)}" if reason else ""
-            begin = "\r" if is_terminal(sys.stderr) else ""
-            print(begin + self.line() + remark, file=sys.stderr, flush=True)

@@ -24,7 +24,6 @@ from gridless.cli.options import (
     Repeats,
     Seed,
     Workers,
-    check_held_out_list,
     held_out_list,
     limited,
     pick_device,
@@ -78,27 +77,21 @@ def train(
         print(json.dumps(run_seeds(train, options, out, seeds)))
         return
     from gridless.data.files import check_writable
-    from gridless.tasks import load_task
-    from gridless.tasks.registry import TASKS
+    from gridless.tasks.registry import task_for
     from gridless.tasks.storage import Storage, load_splits
     from gridless.training.checkpoints import check_folder
 
     check_folder(out, resume)
-    place = pick_device(device)
+    place, folder = pick_device(device), cache or Path("cache")
     chosen = recipe_of(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats, task=task)
     if chosen.geometry == "offline":
-        check_writable(cache or Path("cache"), "--cache")
+        check_writable(folder, "--cache")
     # Lightning takes seconds to import: wrong options are refused first.
     from gridless.training.loop import train as train_by
     from gridless.training.setup import Options
 
-    kind = load_task(chosen.task_name)
-    if kind.name not in TASKS:
-        # A recipe checks itself only against tasks of gridless: it runs no code.
-        kind.check_recipe(chosen)
-    listed = held_out_list(out)
-    if listed is not None and chosen.data == "folder" and data is not None:
-        check_held_out_list(listed, data, "Remove the list, or choose another folder (--out).")
+    kind = task_for(chosen)
+    listed = held_out_list(out, chosen, data, "Remove the list, or choose another folder (--out).")
     splits = ["train"] if all_data else ["fit", "validation"]
     learn, *held = load_splits(kind, chosen, data, splits, Storage(keep, cache), listed)
     learn, valid = limited(learn, limit), held[0] if held else None
@@ -108,14 +101,7 @@ def train(
     held_out = [] if all_data or learn.listing is None else learn.listing.held_out
     with naming(out):
         options = Options(
-            place,
-            devices,
-            nodes,
-            resume,
-            checkpoint_steps,
-            workers=workers,
-            cache=cache or Path("cache"),
-            held_out=held_out,
+            place, devices, nodes, resume, checkpoint_steps, workers=workers, cache=folder, held_out=held_out
         )
         result = train_by(chosen, kind, learn, valid, out, options, model)
     if result is not None:

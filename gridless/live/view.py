@@ -75,6 +75,9 @@ class View:
         self._ended.set()
         self._thread.join()
 
+    def open(self, seconds: float) -> None:
+        """Say where the view is, and wait at most so long until someone watches."""
+
     def show(self, picture: dict[str, Any]) -> None:
         raise NotImplementedError
 
@@ -299,3 +302,13 @@ class Rerun(View):
             self._recording.log("lag", self._rerun.Scalars(picture["lag"]))
         if picture["ended"]:
             self._recording.flush()
+
+
+def open_view(kind: Kind, sensor: tuple[int, int], names: list[str], meter: Any, port: int, seconds: float) -> View:
+    """Open a view. A page waits at most `seconds` for a browser; the other arguments are those of `Rerun`."""
+    if kind is Kind.terminal:
+        view: View = Terminal(sensor, names, meter)
+    else:
+        view = (LivePage if kind is Kind.page else Rerun)(sensor, names, meter, port)
+    view.open(seconds)
+    return view

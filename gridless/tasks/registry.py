@@ -51,6 +51,15 @@ def load_task(name: str) -> Any:
     return new_task
 
 
+def task_for(recipe: Any) -> Any:
+    """The task of a recipe that the user named; an error if it rejects the recipe."""
+    task = load_task(recipe.task_name)
+    if task.name not in TASKS:
+        # A recipe checks itself only against tasks of gridless: it runs no code.
+        task.check_recipe(recipe)
+    return task
+
+
 def task_name(model: Mapping[str, Any], data: str | None = None, task: str | None = None) -> str:
     """The name of the task of a recipe or of weights: `task` if given, else the task of the data or of the network.
 
