@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
+from gridless.data.files import BESIDE, locked
 from gridless.kernels.progress import is_terminal, shown
 
 # File names of each kind of cache. Only files that match are removed.
 _PACK = re.compile(r"pack\.json|\d+-\d+\.safetensors|\.lock|.*\.unfinished-.*")
 _GEOMETRY = re.compile(r"about\.json|\d+-\d+\.(safetensors|shard)|.*\.unfinished-.*")
 _BESIDE = re.compile(r"files\.json|.*\.unfinished-.*")
-BESIDE = ".gridless"
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,6 @@ def _of(path: Path, what: str, belongs: Callable[[str], object]) -> Cached:
 
 def _is_free(path: Path) -> bool:
     """True if no process is writing this pack."""
-    from gridless.data.files import locked
-
     try:
         with locked(path / ".lock", path):
             return True

@@ -26,6 +26,7 @@ from gridless.kernels.progress import track
 from gridless.pictures import UP, figures
 from gridless.pictures.colours import BLUE, ORANGE, RED, Legend, entry
 from gridless.pictures.page import Page, cloud, image
+from gridless.pictures.report import confusion_counts
 
 # Recordings that run live, the microseconds of a packet, and recordings that the shipped weights see.
 LIVE, PACKET, SEEN = 12, 1000, 20
@@ -47,9 +48,7 @@ class Trained:
         return float((self.answers == self.data.labels).double().mean())
 
     def confusion(self) -> np.ndarray:
-        counts = np.zeros((len(self.data.class_names),) * 2, int)
-        np.add.at(counts, (self.data.labels.numpy(), self.answers.numpy()), 1)
-        return counts
+        return np.array(confusion_counts(self.data.labels, self.answers, len(self.data.class_names)))
 
 
 @dataclass

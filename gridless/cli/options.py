@@ -81,9 +81,9 @@ def weights_of(name: str, device: str, task: str | None) -> tuple[Any, Any]:
 
 def limited(data: Any, limit: int | None) -> Any:
     """The whole training set, or `limit` examples of it, evenly spaced."""
-    if limit is None:
-        return data
-    return data.take(torch.linspace(0, len(data) - 1, min(limit, len(data))).long())
+    from gridless.tasks.loading import some_of
+
+    return data if limit is None else data.take(some_of(data, limit))
 
 
 def in_options(message: object, command: str) -> str:

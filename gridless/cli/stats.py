@@ -106,16 +106,16 @@ def as_text(result: dict[str, Any]) -> str:
 
 def _examples(recipe: Any, root: Path | None, split: str, limit: int | None) -> Iterator[tuple[Any, Any]]:
     """The network's plan, and batches of its clouds or recordings, not augmented."""
+    from gridless.tasks.loading import some_of
     from gridless.tasks.registry import task_for
 
     task = task_for(recipe)
     data = task.load(recipe, root, split)
     recipe = task.fit(recipe, data)
     model: Any = task.with_edges(recipe, recipe.make_model())
-    count = min(limit or len(data), len(data))
-    index = torch.linspace(0, len(data) - 1, count).long()
+    index = some_of(data, limit)
     prepare = task.augment(recipe, train=False)
-    with bar("stats", count) as advance:
+    with bar("stats", len(index)) as advance:
         for part in index.split(BATCH):
             yield model.plan, data.draw(prepare, 0, 0, part)
             advance(len(part))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gridless.data.files import sweep, whole_file, write_whole
+from gridless.data.files import BESIDE, sweep, whole_file, write_whole
 
 
 class Clouds(NamedTuple):
@@ -35,7 +35,7 @@ def cached(
     """
     if cache is False:
         return make()
-    place = folder / ".gridless" if cache is True else Path(cache)
+    place = folder / BESIDE if cache is True else Path(cache)
     state = [_state(path) for path in sources]
     about, array = place / f"{name}.json", place / f"{name}.npy"
     entry = _load(about, array, state)

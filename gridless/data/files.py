@@ -16,6 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
+# Folder of packs and caches beside the data; readers of folders ignore it.
+BESIDE = ".gridless"
 _MARK = ".unfinished-"
 _A_DAY = 86_400
 _FULL = {

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gridless.data.prepare import Preparation, prepare, read_points, y_up
+from gridless.pictures.report import confusion_counts
 from gridless.tasks.base import FilePrediction, Task
 from gridless.tasks.clouds import CloudTask, check_scale, preparation, views_of_cloud
 from gridless.tasks.loading import (
@@ -55,8 +56,8 @@ class NameExamples(Task):
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
         answers, labels = scores[:, 0].long().cpu(), data.labels.cpu()
         count = max(len(data.class_names), int(torch.cat([answers, labels]).max()) + 1) if len(labels) else 0
-        confusion = torch.bincount(labels * count + answers, minlength=count**2).view(count, count)
-        return {"accuracy": (answers == labels).double().mean().item(), "confusion": confusion.tolist()}
+        accuracy = (answers == labels).double().mean().item()
+        return {"accuracy": accuracy, "confusion": confusion_counts(labels, answers, count)}
 
     def check_data(self, model: Any, data: TrainingSet) -> None:
         check_labels(data.labels, self.classes(getattr(model, "config", {})), "classes", "classes")

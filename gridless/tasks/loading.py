@@ -98,9 +98,9 @@ def describe_folder(listing: Listing) -> list[str]:
     return lines
 
 
-def some_of(data: TrainingSet) -> Tensor:
-    """Indices of the examples that are described before training: 16, evenly spaced."""
-    return torch.linspace(0, len(data) - 1, min(16, len(data))).long()
+def some_of(data: TrainingSet, most: int | None = 16) -> Tensor:
+    """Indices of at most so many examples, evenly spaced; None for all. 16 are described before training."""
+    return torch.linspace(0, len(data) - 1, min(most or len(data), len(data))).long()
 
 
 def range_of(values: Tensor) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gridless.data import splits
-from gridless.data.files import check_writable, full
+from gridless.data.files import BESIDE, check_writable, full
 from gridless.data.packing import INDEX, Pack, digest_of_files, pack
 from gridless.data.sessions import held_out
 from gridless.kernels.threads import num_threads
@@ -26,8 +26,6 @@ from gridless.training.recipe import Recipe
 PACKED_ABOVE = 1 << 27
 # Memory limit of all packing processes, and estimated bytes in memory per byte of a file.
 PACKING_BYTES, EXPANSION = 1 << 30, 12
-# Folder of packs beside the data; readers of folders ignore it.
-BESIDE = ".gridless"
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,11 @@ class EventSet(Examples):
         self.files = [path for path, _ in present]
         self.labels = torch.tensor([label for _, label in present], dtype=torch.int64, device="cpu")
 
+    def _keep_part(self, held_out: np.ndarray) -> None:
+        """Of the training files (N), keep those of the split: those held out (N) bool, or the others."""
+        rows = np.flatnonzero(held_out == (self.split == "validation"))
+        self.files, self.labels = [self.files[i] for i in rows], self.labels[torch.from_numpy(rows)]
+
     def _packs(self, pattern: str) -> list[Path]:
         """Packs of recordings, where the root is one or holds some."""
         if self.root.is_file():
@@ -169,9 +174,7 @@ class NMNIST(EventSet):
         labelled = [(path, int(label)) for label in self.class_names for path in sorted((folder / label).glob("*.bin"))]
         self._take_files(labelled, self.sizes["test" if self.split == "test" else "train"])
         if self.split in ("fit", "validation"):
-            keep = [self._held_out(int(p.stem)) == (self.split == "validation") for p in self.files]
-            self.files = [path for path, is_kept in zip(self.files, keep, strict=True) if is_kept]
-            self.labels = self.labels[torch.tensor(keep, dtype=torch.bool, device="cpu")]
+            self._keep_part(np.array([self._held_out(int(path.stem)) for path in self.files], bool))
         return None
 
     @staticmethod
@@ -217,9 +220,7 @@ class NCars(EventSet):
         ]
         self._take_files(labelled, self.sizes[part])
         if self.split in ("fit", "validation"):
-            keep = (self.fold_of_each() == self.fold) == (self.split == "validation")
-            self.files = [path for path, is_kept in zip(self.files, keep, strict=True) if is_kept]
-            self.labels = self.labels[torch.from_numpy(keep)]
+            self._keep_part(self.fold_of_each() == self.fold)
         return None
 
     def fold_of_each(self) -> np.ndarray:
