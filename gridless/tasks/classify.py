@@ -18,6 +18,7 @@ from gridless.tasks.loading import (
     SIZES,
     check_kind,
     check_labels,
+    chosen,
     folder_of,
     generated,
     made,
@@ -143,8 +144,7 @@ class Classify(NameExamples, CloudTask):
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=False)
-        names = ("points", "up", "keep_scale", "votes", "topic")
-        settings = {name: options[name] for name in names if name in options}
+        settings = chosen(options, "points", "up", "keep_scale", "votes", "topic")
         try:
             probability = classify(model, file, **settings)
         except ValueError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from gridless.data.prepare import Preparation, blocks, joined, prepare, read_poi
 from gridless.geometry import grid_sample, nearest
 from gridless.structures import Cloud
 from gridless.tasks.clouds import check_scale, preparation
-from gridless.tasks.loading import FOLDER, topic_of
+from gridless.tasks.loading import FOLDER, stem, topic_of
 from gridless.weights import class_names
 
 # Colours of parts, in turn.
@@ -85,11 +84,6 @@ def _parts(model: Any, every: Cloud, how: Preparation, wanted: int, kind: int, f
     check_scale(geometry, str(file), how, stacklevel=5)
     best = model.eval()(geometry, torch.tensor([kind], device=device)).argmax(1)
     return best[nearest(some, Cloud.of(every.coords.to(device)), 1).source.long()].cpu()
-
-
-def stem(file: Path) -> str:
-    """The name of an output file without suffix. `a.copc.laz` gives `a`, because the output is not COPC."""
-    return re.sub(r"\.copc$", "", file.stem, flags=re.IGNORECASE)
 
 
 def write_labels(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from inspect import signature
@@ -115,6 +116,22 @@ def check_labels(numbers: Tensor | None, count: int | None, what: str, setting: 
         last = int(numbers.max())
         problem = f"the network has {count} {what}, but the data has number {last}. Give at least {last + 1}."
         raise ValueError(f"recipe: model.{setting}: {problem}")
+
+
+def chosen(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Those of the options that have one of the names."""
+    return {name: options[name] for name in names if name in options}
+
+
+def stem(file: Path) -> str:
+    """The name of an output file without suffix. `a.copc.laz` gives `a`, because the output is not COPC."""
+    return re.sub(r"\.copc$", "", file.stem, flags=re.IGNORECASE)
+
+
+def check_stems(files: Sequence[Path], out: Path) -> None:
+    """Reject files that would be written to one file in the folder `out`."""
+    if len({stem(file) for file in files}) < len(files):
+        raise ValueError(f"two of the files have the same name and would share one file in {out}. Use two calls.")
 
 
 def check_kind(file: Path, recordings: bool) -> None:

@@ -20,6 +20,7 @@ from gridless.tasks.loading import (
     FOLDER,
     SIZES,
     check_kind,
+    chosen,
     describe_folder,
     folder_of,
     generated,
@@ -66,13 +67,12 @@ class ClassifyRecordings(NameExamples, FileTask):
             event_transform(entry)
 
     def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
-        import gridless.data as data
-
+        kind = _set_class(recipe.data)
         if recipe.data == "glyphs":
-            glyphs = made(data.MovingGlyphs, options, SIZES, **generated(split, options))
+            glyphs = made(kind, options, SIZES, **generated(split, options))
             events = Events(glyphs.pixel, glyphs.time, glyphs.polarity, glyphs.splits, glyphs.sensor)
             return TrainingSet.of(events, glyphs.labels, glyphs.class_names)
-        recordings = made(_set_class(recipe.data), options, root=folder_of(recipe, path), split=split)
+        recordings = made(kind, options, root=folder_of(recipe, path), split=split)
         return TrainingSet.of(recordings.whole(), recordings.labels, recordings.class_names)
 
     def source_of_set(
@@ -144,7 +144,7 @@ class ClassifyRecordings(NameExamples, FileTask):
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=True)
-        settings = {name: options[name] for name in ("repair", "votes", "topic") if name in options}
+        settings = chosen(options, "repair", "votes", "topic")
         return self.prediction(model, file, classify_events(model, file, **settings), options.get("top", 3))
 
 

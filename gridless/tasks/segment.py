@@ -17,8 +17,8 @@ from gridless.structures import Cloud, collate
 from gridless.tasks.base import FilePrediction
 from gridless.tasks.clouds import CloudTask
 from gridless.tasks.folders import with_short_labels
-from gridless.tasks.labelled import stem, write_labels, write_parts
-from gridless.tasks.loading import FOLDER, check_kind, check_labels, folder_of, made
+from gridless.tasks.labelled import write_labels, write_parts
+from gridless.tasks.loading import FOLDER, check_kind, check_labels, check_stems, chosen, folder_of, made
 from gridless.tasks.scores import mean_ious, mean_overlap, overlaps, shape_ious
 from gridless.tasks.storage import PackSource, source_of_set
 from gridless.training.batch import Batch
@@ -66,9 +66,7 @@ class LabelPoints(CloudTask):
         return network_loss(model, batch, smoothing)
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        if len({stem(file) for file in files}) < len(files):
-            problem = f"two of the files have the same name and would share one file in {_out(options)}"
-            raise ValueError(f"{problem}. Use two calls.")
+        check_stems(files, _out(options))
 
     def prediction(self, file: Path, written: Path, counts: Mapping[str, int]) -> FilePrediction:
         """The number of points of a file with each label, and the path of the labelled file."""
@@ -135,8 +133,7 @@ class LabelParts(LabelPoints):
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         check_kind(file, recordings=False)
-        names = ("category", "points", "up", "keep_scale", "topic")
-        settings = {name: options[name] for name in names if name in options}
+        settings = chosen(options, "category", "points", "up", "keep_scale", "topic")
         return self.prediction(file, *write_parts(model, file, _out(options), **settings))
 
 

@@ -59,9 +59,14 @@ class PackSource:
     view: Callable[[Pack, str, str], TrainingSet]
     """view(pack, split, keep): the examples of a split of the pack; `keep` is that of `PackedSet`."""
 
+    @property
+    def sizes(self) -> list[int]:
+        """The size of each file in bytes."""
+        return [path.stat().st_size for path in self.files]
+
     def pack(self, storage: Storage) -> Pack:
         """The pack of these files, which is written if it does not exist."""
-        sizes = [path.stat().st_size for path in self.files]
+        sizes = self.sizes
         place = _place(self.root, storage)
         digest = digest_of_files([*self.files], self.root, place / "files.json", progress=True)
         path = place / f"pack-{_digest(f'{digest} {self.settings!r}')}"
@@ -141,21 +146,17 @@ def load_splits(
     if path is not None and (path / INDEX).is_file():
         return [_part_of(Pack(path), name, recipe, storage) for name in names]
     source = None if storage.keep == "memory" else task.source(recipe, path, names[0], held_out_list, about)
-    if source is not None and (storage.keep == "disk" or _bytes(source.files) > PACKED_ABOVE):
+    if source is not None and (storage.keep == "disk" or sum(source.sizes) > PACKED_ABOVE):
         packed = source.pack(storage)
         return [source.view(packed, name, storage.keep) for name in names]
-    if list(names) == ["fit", "validation"] and recipe.data == "folder":
-        # A folder is read once for both.
-        whole = task.load(recipe, path, "train", held_out_list, about)
-        parts = divided(whole) if whole.listing is not None else {}
-        sets = [parts[name] if parts else task.load(recipe, path, name, held_out_list, about) for name in names]
+    # A folder is read once for both.
+    both = list(names) == ["fit", "validation"] and recipe.data == "folder"
+    whole = task.load(recipe, path, "train", held_out_list, about) if both else None
+    if whole is not None and whole.listing is not None:
+        sets = list(divided(whole).values())
     else:
         sets = [task.load(recipe, path, name, held_out_list, about) for name in names]
     return [_on_disk(each, path, storage) for each in sets] if storage.keep == "disk" else sets
-
-
-def _bytes(files: Sequence[Path]) -> int:
-    return sum(path.stat().st_size for path in files)
 
 
 def _place(root: Path, storage: Storage) -> Path:

@@ -21,7 +21,17 @@ from gridless.augment.events import Chain
 from gridless.augment.policy import Policy
 from gridless.tasks.base import FilePrediction
 from gridless.tasks.folders import FileTask, TrackFiles
-from gridless.tasks.loading import FOLDER, SIZES, check_kind, folder_of, generated, made, range_of, topic_of
+from gridless.tasks.loading import (
+    FOLDER,
+    SIZES,
+    check_kind,
+    check_stems,
+    folder_of,
+    generated,
+    made,
+    range_of,
+    topic_of,
+)
 from gridless.tasks.positions import TRUTH, Turn, last_event, pieces, training_set, write_positions
 from gridless.training.examples import TrainingSet
 from gridless.training.recipe import Recipe
@@ -135,8 +145,7 @@ class Track(FileTask):
         out = options.get("out", OUT)
         if len(files) > 1 and out.suffix in SUFFIXES:
             raise ValueError(f"--out {out} is one file for {len(files)} recordings. Give a folder.")
-        if len({file.stem for file in files}) < len(files):
-            raise ValueError(f"two of the files have the same name and would share one file in {out}. Use two calls.")
+        check_stems(files, out)
 
     def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> FilePrediction:
         """Write the positions to `out`, a file .csv or .json, or a folder: after each `PACKET` with events, or all of
