@@ -110,20 +110,10 @@ def stream(
         if view is Kind.terminal and is_terminal(sys.stdout)
         else partial(_print, partial(task.live, names=names))
     )
-    try:
-        with _quick_switches():
-            _run(packets, engine, tell, meter, viewer)
+    with _closing(raw, packets, meter, viewer), _quick_switches():
+        _run(packets, engine, tell, meter, viewer)
         if not engine.events_seen and not quiet:
             print("no events arrived. Check the input, --crop and --repair.", file=sys.stderr)
-    except BrokenPipeError:
-        # The reader of the predictions has closed the pipe. The rest of the buffer is written at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    finally:
-        if isinstance(packets, Buffered):
-            packets.close()
-        if viewer is not None:
-            viewer.close()
-        meter.close(getattr(raw, "reason", ""))
     return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
 
 
@@ -149,6 +139,22 @@ def _run(packets: Iterable[Any], engine: Any, tell: Tell, meter: Meter, viewer: 
         tell([Prediction(engine.time, newest)], final=False)
         if viewer is not None:
             viewer.add(None, newest)
+
+
+@contextmanager
+def _closing(raw: Any, packets: Iterable[Any], meter: Meter, viewer: View | None) -> Iterator[None]:
+    """Close all at the end of the block. It also ends if the reader of the predictions closes the pipe."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The rest of the buffer is written at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        if isinstance(packets, Buffered):
+            packets.close()
+        if viewer is not None:
+            viewer.close()
+        meter.close(getattr(raw, "reason", ""))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 A task holds no state: a run is decided by its recipe, its data and its network. Your own task is a subclass of `Task`
 in one file, used by `gridless train RECIPE --task FILE.py:CLASS`. It needs `load`, `loss`, `score` and `figures`; the
-rest has defaults.
+rest has defaults. A task that reads folders of the user's files derives from `gridless.tasks.folders.FileTask`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Base of the tasks on point clouds: folders of clouds, preparation of files, and checks of the radii."""
+"""Base of the tasks on point clouds: fitting to the data, preparation of files, and checks of the radii."""
 
 from __future__ import annotations
 
