@@ -14,6 +14,10 @@ import torch
 import gridless as gl
 from gridless.augment import events as ev
 from gridless.data import ASLDVS, CIFAR10DVS, MNISTDVS, NMNIST, NCaltech101, NCars, splits
+from gridless.tasks import find
+from gridless.tasks.storage import Storage, load_splits
+from gridless.training import PackedSet
+from gridless.training.recipe import load_recipe
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 LISTS = {
@@ -310,3 +314,22 @@ def test_a_fifth_of_a_real_shard_of_ncars_is_held_out_in_every_fold(shared_data:
         held = NCars(pack, "validation", fold).labels
         for label in (0, 1):
             assert 0.18 < (held == label).sum() / (labels == label).sum() < 0.22
+
+
+def test_a_packed_set_has_the_recordings_that_were_read(tmp_path: Path):
+    for label, number in splits.members("n_caltech101", "train")[::200]:
+        events = recording(number, sensor=(234, 174))
+        put(tmp_path / "data" / "Caltech101" / label / f"image_{number:04d}.bin", events)
+    (tmp_path / "data" / "Caltech101" / "accordion").mkdir(exist_ok=True)
+    recipe = load_recipe("n-caltech101", {"data_options": {"partial": True}})
+    whole, packed = (
+        load_splits(find("recordings"), recipe, tmp_path / "data", ["fit", "validation"], Storage(keep, tmp_path))
+        for keep in ("memory", "disk")
+    )
+    for memory, disk in zip(whole, packed, strict=True):
+        assert isinstance(disk, PackedSet)
+        assert len(disk) > 0
+        assert disk.events.sensor == memory.events.sensor == (234, 174)
+        assert torch.equal(disk.labels, memory.labels)
+        for (_, a), (_, b) in zip(memory.examples.parts(), disk.cut(torch.arange(len(disk))).parts(), strict=True):
+            assert torch.equal(a, b)

@@ -13,7 +13,10 @@ import torch
 import gridless as gl
 from gridless.cli.main import main
 from gridless.data.sets.semantickitti import CLASSES, IGNORED
+from gridless.tasks import find
 from gridless.tasks.loading import load_data
+from gridless.tasks.storage import Storage, load_splits
+from gridless.training import PackedSet
 from gridless.training.recipe import Recipe
 
 RAW = [raw for group in CLASSES.values() for raw in group] + list(IGNORED)
@@ -234,3 +237,24 @@ def test_a_release_is_a_folder_of_scans_too(release):
     (release / "sequences" / "03" / "labels" / "000001.label").unlink()
     with pytest.raises(ValueError, match=r"000001.bin: .*labels.*000001.label.*labels"):
         gl.data.CloudFolder(release, label="auto", up="z", keep_scale=True)
+
+
+def test_packed_scans_are_those_that_were_read(release, tmp_path):
+    options = {"data_options": {"up": "z", "features": ["intensity"]}, "points": 300}
+    model = {"model": "point_unet", "classes": 19, "in_channels": 1}
+    recipe = Recipe.from_dict({"model": model, "data": "semantickitti", **options})
+    folder, splits = tmp_path / "packs", ["fit", "validation"]
+    whole, packed = (
+        load_splits(find("scenes"), recipe, release, splits, Storage(keep, folder)) for keep in ("memory", "disk")
+    )
+    for memory, disk in zip(whole, packed, strict=True):
+        assert isinstance(disk, PackedSet)
+        for name in ("class_names", "features", "values"):
+            assert getattr(memory, name) == getattr(disk, name)
+        for (_, a), (_, b) in zip(memory.examples.parts(), disk.cut(torch.arange(len(disk))).parts(), strict=True):
+            assert torch.equal(a, b)
+    # A changed label makes another pack.
+    label = release / "sequences" / "03" / "labels" / "000001.label"
+    label.write_bytes(label.read_bytes()[:-4] + b"\x28\0\0\0")
+    load_splits(find("scenes"), recipe, release, splits, Storage("disk", folder))
+    assert len(list(folder.glob("pack-*"))) == 2
