@@ -41,6 +41,18 @@ def device(backend: str) -> torch.device:
     return torch.device("cuda" if backend == "gpu" and not INTERPRET else "cpu")
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """A single thread, for networks so small that several wait for each other, and beside processes with one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # If the CPU has no bfloat16, torch's first product of it turns oneDNN off for the rest of the process, and other
+    # products round differently.
+    with torch.backends.mkldnn.flags(enabled=True):
+        yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def shared_data() -> Path:
     """The folder of real recordings and clouds; tests that need it skip where it is absent."""

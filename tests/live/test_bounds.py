@@ -15,12 +15,13 @@ import torch
 from guards import Guards
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from live import assert_close, batch, blocks, packed, trained
+from live import assert_close, batch, blocks, compile_only, packed, trained
 
 from gridless.live import Session, stream
+from gridless.live.program import Program
 from gridless.models.events import EventResNet
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @st.composite
@@ -72,8 +73,17 @@ def examine(monkeypatch, model, count, seed, cuts):
     assert all(torch.equal(a, b) for a, b in zip(whole[1], levels, strict=True))
 
 
-# Fewer where kernels are compiled for another CPU: those are slow.
-EXAMPLES = 12 if "NUMBA_CPU_NAME" in os.environ else 30
+# Fewer where kernels are compiled for another CPU: those are slow. The loop has the operations of these networks alone.
+EXAMPLES = 30
+if "NUMBA_CPU_NAME" in os.environ:
+    EXAMPLES = 12
+    settings_of_all = [
+        {"levels": levels, "pooled": pooled, "head": head, "duration": 3_000}
+        for levels, pooled in ((1, 0), (2, 0), (2, 1), (4, 3))
+        for head in ("voxel", "stream")
+    ]
+    networks = [EventResNet(3, (20, 20), 4, **options).eval() for options in settings_of_all]
+    compile_only(row.operation for model in networks for row in Program.of(model).rows)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, phases=[Phase.generate])
@@ -110,6 +120,7 @@ def test_vectors_of_another_cpu_stay_inside_their_buffers_too(tmp_path):
     other = ("x86-64", "") if x86 else ("generic", "+avx512f")
     env = os.environ | {
         "NUMBA_CPU_NAME": other[0], "NUMBA_CPU_FEATURES": other[1], "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1",
+        "OMP_NUM_THREADS": "1",
     }  # fmt: skip
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "any_network", str(Path(__file__))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from gridless.training import Clouds, Recipe
 
@@ -23,18 +22,6 @@ def clouds() -> Clouds:
 @pytest.fixture
 def recipe() -> Recipe:
     return small()
-
-
-@pytest.fixture
-def one_thread():
-    """A single thread, for networks so small that several wait for each other, and beside processes with one."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # If the CPU has no bfloat16, torch's first product of it turns oneDNN off for the rest of the process, and other
-    # products round differently.
-    with torch.backends.mkldnn.flags(enabled=True):
-        yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
