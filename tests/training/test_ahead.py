@@ -17,7 +17,7 @@ from gridless.training.recipe import load_recipe
 from gridless.training.run import run
 from gridless.training.workers import WorkerLoader, precomputed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 SMALL = [
     "--set", "data_options.size=28", "--set", "data_options.held_out=14", "--set", "points=64",

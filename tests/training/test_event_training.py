@@ -23,7 +23,7 @@ from gridless.training.loader import Loader
 from gridless.training.run import run
 from gridless.training.step import make_step
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 MODEL = {
     "model": "EventResNet", "classes": 10, "sensor": [16, 16], "width": 4, "levels": 2, "pooled": 0, "threshold": 0.8,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from killing import KillAfter, Killed, assert_same
+from killing import KillAfter, Killed, assert_same, step_of
 from small_run import shapes, tiny
 
 from gridless.training import Recipe
@@ -68,7 +67,7 @@ def interrupted(folder: Path, recipe: Recipe, valid: Any, options: dict[str, Any
     every = options["checkpoint_steps"] or 30
     for kill in (*kills, None):
         resume, count = last.is_file(), Count()
-        done = torch.load(last, weights_only=True)["step"] if resume else 0
+        done = step_of(last) if resume else 0
         stop = TOTAL if kill is None else kill
         callbacks = [count] if kill is None else [count, KillAfter(kill)]
         try:
@@ -78,7 +77,7 @@ def interrupted(folder: Path, recipe: Recipe, valid: Any, options: dict[str, Any
             results = None
         assert count.steps == list(range(done + 1, stop + 1)), "each step is made once"
         if last.is_file():
-            assert torch.load(last, weights_only=True)["step"] == max(done, stop // every * every)
+            assert step_of(last) == max(done, stop // every * every)
     assert len(results["history"]) == TOTAL // STEPS
     return results
 

@@ -26,7 +26,7 @@ from gridless.tasks.loading import load_data
 from gridless.training import Clouds
 from gridless.training.recipe import Recipe, load_recipe
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
 TINY = ["--set", "model.width=8", "--set", "model.levels=1", "--set", "model.lift=16"]

@@ -445,7 +445,7 @@ def test_a_second_interrupt_ends_a_run_at_once(recipe, clouds, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, one_thread):
-    small = ["--set", "data_options.size=140", "--set", "data_options.held_out=28", "--set", "points=64"]
+    small = ["--set", "data_options.size=70", "--set", "data_options.held_out=14", "--set", "points=64"]
     command = ["train", "shapes", *small, "--epochs", "8", "--geometry", "workers", "--workers", "1", "--device", "cpu"]
     assert main([*command, "--out", str(tmp_path / "whole")]) == 0
     # As a terminal does it: the signal goes to the whole group, workers included.

@@ -15,6 +15,7 @@ WORDS += ["--set", "data_options.held_out=20", "--set", "points=64"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_every_seed_is_a_run_of_its_own_and_the_summary_is_of_all(tmp_path, capsys):
     out = tmp_path / "runs"
     assert main([*WORDS, "--seeds", "2", "--seed", "5", "--out", str(out)]) == 0
