@@ -51,6 +51,12 @@ def _short(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(exporting, "GOLDEN", 2500)
 
 
+@pytest.fixture
+def unoptimised(monkeypatch: pytest.MonkeyPatch):
+    """Streams are compiled several times as fast. No level of optimisation changes a bit (see below)."""
+    monkeypatch.setattr(checking, "NATIVE", ("-std=c99", "-O0"))
+
+
 def small(head: str, **options) -> torch.nn.Module:
     torch.manual_seed(3)
     sizes = {"width": 4, "levels": 2, "pooled": 0, "threshold": 0.8, "reset": -0.5}
@@ -290,6 +296,7 @@ int main() {
 
 @needs_compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+@pytest.mark.usefixtures("unoptimised")
 def test_networks_of_different_names_go_into_one_program(tmp_path: Path):
     left, right = small("stream"), small("stream", width=6)
     gl.export(left, tmp_path / "left", name="left")
@@ -410,6 +417,7 @@ def test_the_c_of_any_network_equals_the_session_on_adversarial_streams(
 
 
 @needs_compiler
+@pytest.mark.usefixtures("unoptimised")
 def test_means_over_a_large_grid_are_exact(tmp_path: Path):
     class Grid(torch.nn.Module):
         def __init__(self) -> None:
@@ -427,6 +435,7 @@ def test_means_over_a_large_grid_are_exact(tmp_path: Path):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("unoptimised")
 def test_a_compiled_stream_is_a_stream(tmp_path: Path):
     model, folder = small("voxel"), tmp_path / "network"
     live, events = gl.stream(model, compiled=folder), busy("plain", (21, 18), 1500)
@@ -458,6 +467,7 @@ def test_a_compiled_stream_is_a_stream(tmp_path: Path):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("unoptimised")
 def test_copies_of_a_compiled_stream_go_on_by_themselves(tmp_path: Path):
     model, events = small("voxel"), busy("plain", (21, 18), 1500)
     live = gl.stream(model, compiled=tmp_path / "network")
@@ -478,6 +488,7 @@ def test_copies_of_a_compiled_stream_go_on_by_themselves(tmp_path: Path):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("unoptimised")
 def test_a_compiled_stream_runs_a_small_export_as_it_is(tmp_path: Path):
     model = small("stream")
     folder = gl.export(model, tmp_path / "network", bits=16, chunk=64)
@@ -630,6 +641,7 @@ class Odd(Named):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("unoptimised")
 def test_traces_of_an_odd_number_of_channels_are_filled_up(tmp_path: Path):
     model, events = settled(Odd), busy("plain", (21, 18), 300)
     assert_close(gl.stream(model, compiled=tmp_path / "network")(events), Session(model)(events), 1e-5)
@@ -647,6 +659,7 @@ class Remembered(Named):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("unoptimised")
 def test_to_ask_for_an_answer_changes_none(tmp_path: Path):
     model, events = settled(Remembered), busy("plain", (21, 18), 50)
     live = gl.stream(model, compiled=tmp_path / "network")
