@@ -197,6 +197,10 @@ class CloudFolder(Examples):
         pieces = [prepare(cloud[block], str(path), self.points, self.how, rows) for block in blocks(cloud, self.how)]
         return CloudFile(pieces, labels, gaps, scales)
 
+    def batch(self) -> Cloud:
+        """All clouds as one ragged batch."""
+        return self.clouds
+
     def example(self, i: int) -> Cloud:
         return self.clouds.examples[i]
 

@@ -73,16 +73,9 @@ class Task:
         held_out_list: Path | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> Any:
-        """A `gridless.tasks.storage.PackSource`: the files of a split that can be packed; or None.
+        """A `gridless.tasks.storage.PackSource`: the files of a split that can be packed, not yet read; or None.
 
-        Nothing is read yet.
-
-        Args:
-            recipe: names the data set and its options.
-            path: the folder of the data.
-            split: `train`, `fit`, `validation` or `test`.
-            held_out_list: the file that lists what an earlier run held out, or None.
-            about: facts saved with weights, if the data is for weights.
+        The arguments are those of `load`.
         """
         return None
 

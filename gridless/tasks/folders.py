@@ -88,7 +88,12 @@ class FolderFiles:
 
     def in_memory(self) -> TrainingSet:
         """The examples of the folder's split, which is read."""
-        raise NotImplementedError
+        folder = self.folder
+        return TrainingSet.of(folder.batch(), folder.labels, files=self.files, listing=self.listing, **self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """Fields of every training set of these files, once all are read."""
+        return {"class_names": self.class_names}
 
     def item(self, path: Path, i: int) -> Item:
         """The examples of file i, for a pack."""
@@ -96,7 +101,7 @@ class FolderFiles:
 
     def fields(self, packed: Pack, index: Tensor, files: Tensor) -> dict[str, Any]:
         """Fields of the training set of the examples `index` of a pack, which are of the `files` of the listing."""
-        raise NotImplementedError
+        return {"labels": torch.tensor(self.listing.labels)[files], **self.facts()}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -135,14 +140,9 @@ class CloudFiles(FolderFiles):
         super().__init__(folder, ("clouds", *folder.settings))
 
     def facts(self) -> dict[str, Any]:
-        """Fields of every training set of these files, once all are read."""
         folder = self.folder
         facts = {name: getattr(folder, name) for name in ("class_names", "values")}
         return facts | {"features": folder.how.features, "parts": folder.part_names, "scales": folder.how.scales}
-
-    def in_memory(self) -> TrainingSet:
-        folder = self.folder
-        return TrainingSet.of(folder.clouds, folder.labels, files=self.files, listing=self.listing, **self.facts())
 
     def item(self, path: Path, i: int) -> Item:
         file = self.folder.read_file(path)
@@ -156,8 +156,7 @@ class CloudFiles(FolderFiles):
         read = [CloudFile(None, frozenset(each["labels"]), each["gaps"], each["scales"]) for each in facts]
         self.folder.conclude({self.listing.root / name: each for name, each in zip(self.names, read, strict=True)})
         values = self.folder.values
-        codes = {"codes": torch.tensor(values)} if values else {}
-        return {"labels": torch.tensor(self.listing.labels)[files], **self.facts(), **codes}
+        return super().fields(packed, index, files) | {"codes": torch.tensor(values) if values else None}
 
 
 class RecordingFiles(FolderFiles):
@@ -177,10 +176,6 @@ class RecordingFiles(FolderFiles):
             options = {**options, "sensor": None}
         folder = made(getattr(data, self.kind), options, **settings, read=read, progress=True)
         super().__init__(folder, (self.word, str(folder.asked), str(folder.repair), folder.topic))
-
-    def in_memory(self) -> TrainingSet:
-        folder = self.folder
-        return TrainingSet.of(folder.batch(), folder.labels, folder.class_names, files=self.files, listing=self.listing)
 
     def item(self, path: Path, i: int) -> Item:
         events = self.recording(path, i)
@@ -208,7 +203,7 @@ class RecordingFiles(FolderFiles):
         if len(sizes) and not int(sizes.min()):
             empty = self.listing.root / self.listing.files[int(files[sizes.argmin()])]
             raise ValueError(f"{empty}: the recording has no events. Remove it.")
-        return {"labels": torch.tensor(self.listing.labels)[files], "class_names": self.class_names}
+        return super().fields(packed, index, files)
 
 
 class TrackFiles(RecordingFiles):
