@@ -151,45 +151,48 @@ class Theirs:
         return {"kept": kept, "both": both(kept, [features, *conv.parameters()]), "anew": anew}
 
 
-def convolutions(scans: list[np.ndarray]) -> dict[str, dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
+Rows = dict[str, dict[str, Any]]
+
+
+def convolutions(scans: list[np.ndarray]) -> Iterator[Rows]:
+    """Rows of one size of voxels in one precision after the other: spconv tunes itself anew in each precision."""
     for size in (0.05, 0.1):
-        timings: dict[str, list[dict]] = {}
-        for scan in scans:
-            voxels = torch.unique((torch.from_numpy(scan).cuda() / size).floor().int(), dim=0)
-            libraries: dict[str, Any] = {"ours": Ours(voxels, size)}
-            if spconv is not None:
-                libraries["spconv"] = Theirs(voxels)
-            for width in WIDTHS:
-                for precision, dtype in (PRECISIONS | {"bfloat16": torch.bfloat16}).items():
-                    name = f"{100 * size:.0f} cm, {width} channels, {precision}"
-                    set_precision(precision, [] if spconv is None else [spconv])
+        for precision, dtype in (PRECISIONS | {"bfloat16": torch.bfloat16}).items():
+            set_precision(precision, [] if spconv is None else [spconv])
+            cells: dict[tuple[int, str], list[dict[str, tuple[float, float]]]] = {}
+            for scan in scans:
+                voxels = torch.unique((torch.from_numpy(scan).cuda() / size).floor().int(), dim=0)
+                libraries: dict[str, Any] = {"ours": Ours(voxels, size)}
+                # bfloat16 is not one of spconv's types.
+                if spconv is not None and dtype != torch.bfloat16:
+                    libraries["spconv"] = Theirs(voxels)
+                for width in WIDTHS:
                     for library, it in libraries.items():
-                        if library == "spconv" and dtype == torch.bfloat16:
-                            continue  # not one of its types
                         got = {what: measured(work) for what, work in it.works(width, dtype).items()}
-                        timings.setdefault(f"{name}|{library}", []).append(got)
-        for key, values in timings.items():
-            name, library = key.split("|")
-            row = rows.setdefault(name, {})
-            for what in ("kept", "both", "anew"):
-                row[f"{library} {what} ms"] = statistics.median(v[what][0] for v in values)
-                row[f"{library} {what} MiB"] = statistics.median(v[what][1] for v in values)
-        for name, row in rows.items():
-            if not name.startswith(f"{100 * size:.0f} cm"):
-                continue
-            line = f"{name:32}"
-            for library in ("ours", "spconv"):
-                if f"{library} kept ms" in row:
-                    reused, pair, anew = (row[f"{library} {w} ms"] for w in ("kept", "both", "anew"))
-                    mib = row[f"{library} both MiB"]
-                    line += f"  {library} {reused:.3f} / {pair:.3f} ms, anew {anew:.3f}, {mib:.0f} MiB"
-            if "spconv kept ms" in row:
+                        cells.setdefault((width, library), []).append(got)
+            rows: Rows = {}
+            for (width, library), values in cells.items():
+                row = rows.setdefault(f"{100 * size:.0f} cm, {width} channels, {precision}", {})
                 for what in ("kept", "both", "anew"):
-                    row[f"{what} ratio"] = row[f"spconv {what} ms"] / row[f"ours {what} ms"]
-                line += "  ratio " + " / ".join(f"{row[f'{w} ratio']:.1f}" for w in ("kept", "both", "anew"))
-            print(line, flush=True)
-    return rows
+                    row[f"{library} {what} ms"] = statistics.median(v[what][0] for v in values)
+                    row[f"{library} {what} MiB"] = statistics.median(v[what][1] for v in values)
+            for name, row in rows.items():
+                print(f"{name:32}" + with_ratios(row), flush=True)
+            yield rows
+
+
+def with_ratios(row: dict[str, Any]) -> str:
+    """Adds the ratios of spconv to ours to a row; the row as text."""
+    line = ""
+    for library in ("ours", "spconv"):
+        if f"{library} kept ms" in row:
+            reused, pair, anew = (row[f"{library} {w} ms"] for w in ("kept", "both", "anew"))
+            line += f"  {library} {reused:.3f} / {pair:.3f} ms, anew {anew:.3f}, {row[f'{library} both MiB']:.0f} MiB"
+    if "spconv kept ms" in row:
+        for what in ("kept", "both", "anew"):
+            row[f"{what} ratio"] = row[f"spconv {what} ms"] / row[f"ours {what} ms"]
+        line += "  ratio " + " / ".join(f"{row[f'{w} ratio']:.1f}" for w in ("kept", "both", "anew"))
+    return line
 
 
 class Norm(torch.nn.Module):
@@ -342,9 +345,8 @@ def captured(model: OurUNet, scans: list[tuple[torch.Tensor, torch.Tensor]]) -> 
     return {"both ms": 1e3 * statistics.median(times), "both ms, ahead": 1e3 * each, **figures}
 
 
-def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dict[str, dict[str, Any]]:
+def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> Iterator[Rows]:
     """Milliseconds of a forward pass, and of one with the gradients of all parameters; geometry anew each time."""
-    rows: dict[str, dict[str, Any]] = {}
     for precision, dtype in PRECISIONS.items():
         name = f"{width} channels, {precision}"
         set_precision(precision, [] if spconv is None else [spconv])
@@ -374,11 +376,11 @@ def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dic
                     figures["both, device busy ms"] = busy(whole)
                 for what, value in figures.items():
                     timings.setdefault(f"{who} {what}", []).append(value)
-        row = rows[name] = {what: statistics.median(values) for what, values in timings.items()}
+        row: dict[str, Any] = {what: statistics.median(values) for what, values in timings.items()}
         for who, clouds in given.items():
             row |= {f"{who}, captured {what}": value for what, value in captured(ours, clouds).items()}
         print(f"U-Net, {name}: " + ", ".join(f"{what} {value:.3f}" for what, value in row.items()), flush=True)
-    return rows
+        yield {name: row}
 
 
 def busy(work: Callable[[], Any]) -> float:
@@ -423,12 +425,12 @@ def main() -> None:
     chosen = scans if options.all else scans[:1]
     rows: dict[str, Any] = {"scans": len(chosen), "scans of the network": len(chosen[:FEW]), "repeats": REPEAT}
     rows["raw scan"] = searches(scans[0])
-    # Results are written after each part, in case a later one fails.
     for what, measure, some in (("network", network, chosen[:FEW]), ("convolutions", convolutions, chosen)):
         if what == "convolutions" or options.network:
-            rows[what] = measure(some)
-        if options.out:
-            Path(options.out).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+            for part in measure(some):
+                rows.setdefault(what, {}).update(part)
+                if options.out:
+                    Path(options.out).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
