@@ -193,9 +193,9 @@ def backbones(r: dict[str, Any]) -> Table:
         "Xeon cores on which other work ran.\n\n"
         "Gradients differ more than outputs: rounding changes which side of 0 an input of ReLU is on, or which value "
         "of a pool is the largest. Two runs of spconv differ as much where its forward pass varies, and on the "
-        "CPU both libraries are equally far from float64. spconv's layers stay in training mode on the H200, because in evaluation "
-        "it finds no kernel for 5 x 5 x 5 taps. Small networks are slower with gridless: it makes the sites of a strided "
-        "convolution by about 75 small operations of PyTorch, one after the other."
+        "CPU both libraries are equally far from float64. spconv's layers stay in training mode on the H200, because "
+        "in evaluation it finds no kernel for 5 x 5 x 5 taps. Small networks are slower with gridless: it makes the "
+        "sites of a strided convolution by about 75 small operations of PyTorch, one after the other."
     )
     columns = ["network", "machine", "precision", "voxels", "output", "gradients", "gradients from float64"]
     columns += ["spconv's from float64", "spconv's, two runs", "same bits"]
