@@ -110,7 +110,8 @@ def table() -> str:
 
 
 def networks() -> str:
-    """The largest relative difference of each network's output from that with spconv, by machine and precision."""
+    """The largest relative difference of each network's output from that with spconv, by machine and precision, and the
+    speed of a training step on a GPU, as a multiple of spconv's."""
     cells: dict[str, dict[str, str]] = {}
     for row in read_results()["backbones"]["rows"]:
         machine = row["device"].removeprefix("NVIDIA ") if "NVIDIA" in row["device"] else "CPU"
@@ -118,7 +119,10 @@ def networks() -> str:
         if "from spconv" in row["gridless"]:
             column = f"{row['precision'].removeprefix('IEEE ')}, {machine}"
             cell[column] = f"{row['gridless']['from spconv']['output']:.0e}"
-    columns = list(dict.fromkeys(column for cell in cells.values() for column in cell))
+        if machine != "CPU" and "spconv" in row:
+            speed = row["spconv"]["both ms"] / row["gridless"]["both ms"]
+            cell[f"speed, {row['precision'].removeprefix('IEEE ')}"] = f"{speed:.2f}"
+    columns = sorted(dict.fromkeys(column for cell in cells.values() for column in cell), key=lambda c: "speed" in c)
     rows = [(name, *(cell.get(column, "") for column in columns)) for name, cell in cells.items()]
     return lines([("network", *columns), *rows])
 
