@@ -35,7 +35,7 @@ def in_threads(function: Callable[..., Any], jobs: Sequence[tuple]) -> list:
 
 def even_ranges(size: int, parts: int) -> list[tuple[int, int]]:
     """The numbers below `size` in `parts` ranges (first, end) of about equal length."""
-    return list(pairwise(np.linspace(0, size, parts + 1).astype(int).tolist()))
+    return list(pairwise(size * k // parts for k in range(parts + 1)))
 
 
 def row_ranges(splits: np.ndarray, parts: int) -> list[tuple[int, int]]:

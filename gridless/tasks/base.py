@@ -75,7 +75,7 @@ class Task:
     ) -> Any:
         """A `gridless.tasks.storage.PackSource`: the files of a split that can be packed, not yet read; or None.
 
-        The arguments are those of `load`.
+        The arguments are those of `Task.load`.
         """
         return None
 

@@ -7,6 +7,8 @@ owns whole targets: no two writes meet.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -78,26 +80,19 @@ def conv_backward(
     return d_features, d_weight, d_bias
 
 
-class _Chunk:
+class _Chunk(NamedTuple):
     """The edges of the targets from `first` to before `end`, in tap order."""
 
-    def __init__(self, pairs: Pairs, splits: np.ndarray, first: int, end: int) -> None:
-        target = pairs.target.numpy()
-        every = range(len(splits) - 1)
-        begins = [int(splits[k] + np.searchsorted(target[splits[k] : splits[k + 1]], first)) for k in every]
-        ends = [int(splits[k] + np.searchsorted(target[splits[k] : splits[k + 1]], end)) for k in every]
-        self.first, self.end = first, end
-        # First edge of each tap in the chunk.
-        self.splits = np.cumsum([0, *(b - a for a, b in zip(begins, ends, strict=True))])
-        if self.splits[-1] == len(target):
-            self.source, self.target = pairs.source, pairs.target
-        else:
-            slices = [slice(a, b) for a, b in zip(begins, ends, strict=True)]
-            self.source, self.target = (torch.cat([x[part] for part in slices]) for x in (pairs.source, pairs.target))
+    first: int
+    end: int
+    splits: np.ndarray
+    """First edge of each tap in the chunk, and the end."""
+    source: Tensor
+    target: Tensor
 
     def taps(self) -> Iterator[tuple[int, int, int]]:
         """(tap, its first edge, the end of its edges) of every tap that has some."""
-        for k, (a, b) in enumerate(zip(self.splits[:-1].tolist(), self.splits[1:].tolist(), strict=True)):
+        for k, (a, b) in enumerate(pairwise(self.splits.tolist())):
             if a < b:
                 yield k, a, b
 
@@ -106,7 +101,16 @@ def _chunks(pairs: Pairs, targets: int, width: int) -> list[_Chunk]:
     """All edges, as many targets at a time as have about _ROOM numbers, `width` for each edge."""
     splits = pairs.splits.numpy()
     parts = min(max(len(pairs.target) * width // _ROOM, 1), max(targets, 1))
-    return [_Chunk(pairs, splits, first, end) for first, end in even_ranges(targets, parts)]
+    if parts == 1:
+        return [_Chunk(0, targets, splits, pairs.source, pairs.target)]
+    return [_part(pairs, splits, first, end) for first, end in even_ranges(targets, parts)]
+
+
+def _part(pairs: Pairs, splits: np.ndarray, first: int, end: int) -> _Chunk:
+    target, taps = pairs.target.numpy(), list(pairwise(splits.tolist()))
+    slices = [slice(*(a + np.searchsorted(target[a:b], (first, end))).tolist()) for a, b in taps]
+    source, target = (torch.cat([x[part] for part in slices]) for x in (pairs.source, pairs.target))
+    return _Chunk(first, end, np.cumsum([0, *(part.stop - part.start for part in slices)]), source, target)
 
 
 def _room(chunks: list[_Chunk], like: Tensor, channels: int) -> Tensor:
