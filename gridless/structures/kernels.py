@@ -35,6 +35,38 @@ def drop_firsts(x, lengths):
 
 
 @njit(nogil=True, cache=True)
+def count_pairs(table, splits):
+    """Set `splits` (T + 1) to where the edges of each tap begin, in tap order."""
+    splits[:] = 0
+    for row in range(table.shape[0]):
+        for k in range(table.shape[1]):
+            splits[k + 1] += table[row, k] >= 0
+    for k in range(table.shape[1]):
+        splits[k + 1] += splits[k]
+
+
+@njit(nogil=True, cache=True)
+def fill_pairs(table, splits, target, source):
+    """Write the edges of a table in tap order, those of a tap by ascending target."""
+    at = splits.copy()
+    for row in range(table.shape[0]):
+        for k in range(table.shape[1]):
+            if table[row, k] >= 0:
+                target[at[k]], source[at[k]] = row, table[row, k]
+                at[k] += 1
+
+
+@njit(nogil=True, cache=True)
+def transpose_table(table, back):
+    """Set back[j, k] = i for every edge table[i, k] = j, and the rest to -1."""
+    back[:] = -1
+    for row in range(table.shape[0]):
+        for k in range(table.shape[1]):
+            if table[row, k] >= 0:
+                back[table[row, k], k] = row
+
+
+@njit(nogil=True, cache=True)
 def first_fault(pixel, time, splits, width, height):  # type: ignore[no-untyped-def]
     """(kind, row) of the first event outside the sensor, or else the first that steps back in time or is negative."""
     row = first_outside(pixel, width, height)

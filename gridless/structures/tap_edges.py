@@ -107,6 +107,14 @@ class TapEdges(Structure):
 
 
 def _pairs(table: Tensor) -> Pairs:
+    if _in_loops(table):
+        from gridless.structures.kernels import count_pairs, fill_pairs
+
+        splits = torch.empty(table.shape[1] + 1, dtype=torch.int64)
+        count_pairs(table.numpy(), splits.numpy())
+        target, source = (torch.empty(int(splits[-1]), dtype=torch.int32) for _ in range(2))
+        fill_pairs(table.numpy(), splits.numpy(), target.numpy(), source.numpy())
+        return Pairs(splits, target, source)
     by_tap = table.t().contiguous()
     has_source = by_tap >= 0
     target = has_source.nonzero()[:, 1].int()
@@ -118,9 +126,20 @@ def _pairs(table: Tensor) -> Pairs:
 def _transposed(table: Tensor, num_source: int) -> Tensor:
     """The table (S, T) of who sees each source at each tap. No two edges meet in an entry: deterministic."""
     rows, taps = table.shape
+    if _in_loops(table):
+        from gridless.structures.kernels import transpose_table
+
+        back = torch.empty(num_source, taps, dtype=torch.int32)
+        transpose_table(table.numpy(), back.numpy())
+        return back
     # Entries without a source go to one more row, which is cut off.
     source = torch.where(table < 0, num_source, table).long()
     back = table.new_full((num_source + 1, taps), -1)
     target = torch.arange(rows, dtype=torch.int32, device=table.device)[:, None].expand(rows, taps)
     back.scatter_(0, source, target)
     return back[:-1]
+
+
+def _in_loops(table: Tensor) -> bool:
+    """Whether compiled loops do the work, instead of torch."""
+    return backends.backend_for(table.device) == "cpu"

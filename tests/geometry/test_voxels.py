@@ -102,6 +102,18 @@ def test_new_sites_are_those_of_a_dense_convolution_in_order(device, dim, window
     assert bool((edges.table >= 0).any(1).all())
 
 
+@pytest.mark.parametrize("step", [1, 2, 8, 64])
+def test_sites_on_a_coarse_lattice_find_each_other(device, step):
+    """A hash table may hold neighbouring cells side by side; here only one cell of each row of `step` is taken."""
+    axes = [torch.zeros(1).long(), *[torch.arange(3 if gl.backends.interpreting() else 12)] * 3]
+    sites = torch.cartesian_prod(*axes) * step
+    found = submanifold_taps(sites.to(device), 3, step).table
+    assert torch.equal(found.cpu(), submanifold_taps(sites // step, 3).table)
+    for example in (-4, 5):
+        moved = sites + torch.tensor([example, -7, -7, -7])
+        assert torch.equal(submanifold_taps(moved.to(device), 3, step).table, found)
+
+
 def test_without_a_shape_there_is_no_border(device):
     targets, edges = strided_taps(torch.tensor([[0, -5, 0]], device=device), 3, 2, 1)
     assert targets.tolist() == [[0, -3, 0], [0, -2, 0]]

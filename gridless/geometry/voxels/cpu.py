@@ -1,6 +1,12 @@
-"""Searches among sites on the CPU: a hash table of the sources, made once, in which threads look up their targets."""
+"""Searches among sites on the CPU: a hash table of the sources, made once, in which threads look up their targets.
+
+A site is one number, its key, counted in the box of the sources and what a kernel can reach around it: a tap adds the
+same number to every key. Cells that follow each other along the last axis lie side by side in the table.
+"""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -12,60 +18,135 @@ from gridless.kernels.threads import even_ranges, in_threads, num_threads
 
 distinct = reference.distinct
 
-# A large odd number, whose products scatter sites over the table.
+# A large odd number, whose products scatter blocks over the table.
 _MIX = -7046029254386353131
+# Neighbouring cells of a block: their keys fill a cache line.
+_BLOCK = 8
+# From a taken slot to the next one: odd, so that all slots are tried.
+_STEP = _BLOCK + 1
 # Targets that are worth a thread of their own.
 _SHARE = 2048
 
 
 def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> Tensor:
     table = torch.empty(len(target), len(offsets), dtype=torch.int32)
-    sites, wanted = source.long().numpy(), target.long().numpy()
-    places = np.full(1 << max(2 * len(sites) - 1, 1).bit_length(), -1, np.int32)
-    repeated = _insert(sites, places)
+    if not len(source):
+        return table.fill_(-1)
+    reach = torch.cat([offsets.new_zeros(1), offsets.amax(0) - offsets.amin(0)])
+    source, target = source.long(), target.long()
+    low, high = source.aminmax(dim=0)
+    extent = high - low + 1 + 2 * reach
+    if math.prod(extent.tolist()) >= 1 << 62:
+        return reference.search(source, target, offsets, stride)
+    # Keys have room for what a kernel reaches beyond the box: no two cells share one.
+    steps = torch.cat([extent[1:].flip(0).cumprod(0).flip(0), extent.new_ones(1)])
+    size = max(1 << (2 * len(source) - 1).bit_length(), _BLOCK)
+    keys, places = np.full(size, -1), np.empty(size, np.int32)
+    box = (low - reach).numpy(), steps.numpy()
+    repeated = _insert(source.numpy(), *box, keys, places)
     if repeated >= 0:
         raise reference.repeated_site(source[repeated].tolist())
-    parts = max(min(num_threads(), len(wanted) // _SHARE), 1)
-    given = sites, places, wanted, offsets.numpy(), stride.numpy(), table.numpy()
-    in_threads(_look_up, [(a, b, *given) for a, b in even_ranges(len(wanted), parts)])
+    last = (high - low + 2 * reach).numpy()
+    taps = (offsets @ steps[1:]).numpy(), offsets.amin(0).numpy(), offsets.amax(0).numpy()
+    given = target.numpy(), stride.numpy(), *box, last, *taps, keys, places, table.numpy()
+    parts = max(min(num_threads(), len(target) // _SHARE), 1)
+    in_threads(_look_up, [(a, b, *given) for a, b in even_ranges(len(target), parts)])
     return table
 
 
-@njit(nogil=True, cache=True, inner=True)
-def _place(sites, places, site):
-    """The slot of a site in the table, or the free slot for it."""
-    mask, code = len(places) - 1, np.int64(0)
-    for d in range(len(site)):
-        code = (code ^ site[d]) * _MIX
-        code ^= code >> 29
-    at = code & mask
-    while places[at] >= 0:
-        row, same = places[at], True
-        for d in range(len(site)):
-            same = same and sites[row, d] == site[d]
-        if same:
+def inside(sites: Tensor, extent: list[int], *settings: list[int]) -> Tensor:
+    """See `window.inside_sites`; `settings` are kernel, stride, padding and dilation."""
+    axes, low = np.array([extent, *settings]), int(sites[:, 0].min()) if len(sites) else 0
+    size = max(1 << (4 * len(sites)).bit_length(), _BLOCK)
+    while True:
+        found, count = np.empty(size // 2, np.int64), -1
+        if (count := _seen_from(sites.numpy(), low, axes, np.full(size, -1), found)) >= 0:
             break
-        at = (at + 1) & mask
+        size *= 2
+    out = torch.empty(count, sites.shape[1], dtype=torch.int32)
+    _split(np.sort(found[:count]), low, axes[0], out.numpy())
+    return out
+
+
+@njit(nogil=True, cache=True, inner=True)
+def _place(keys, key):
+    """The slot of a key in the table, or the free slot for it."""
+    mask = len(keys) - 1
+    block = (key // _BLOCK) * _MIX
+    at = (((block ^ (block >> 32)) * _BLOCK) + key % _BLOCK) & mask
+    while keys[at] >= 0 and keys[at] != key:
+        at = (at + _STEP) & mask
     return at
 
 
 @njit(nogil=True, cache=True)
-def _insert(sites, places):
+def _insert(sites, low, steps, keys, places):
     """Puts all sites into the table; returns the first that is there twice, or -1."""
     for row in range(len(sites)):
-        at = _place(sites, places, sites[row])
-        if places[at] >= 0:
+        key = np.int64(0)
+        for d in range(len(steps)):
+            key += (sites[row, d] - low[d]) * steps[d]
+        at = _place(keys, key)
+        if keys[at] >= 0:
             return row
-        places[at] = row
+        keys[at], places[at] = key, row
     return -1
 
 
 @njit(nogil=True, cache=True)
-def _look_up(first, last, sites, places, target, offsets, stride, table):
-    site = np.empty(target.shape[1], np.int64)
-    for row in range(first, last):
-        site[0] = target[row, 0]
-        for k in range(len(offsets)):
-            for d in range(len(stride)):
-                site[1 + d] = target[row, 1 + d] * stride[d] + offsets[k, d]
-            table[row, k] = places[_place(sites, places, site)]
+def _look_up(first, end, target, stride, low, steps, last, taps, least, most, keys, places, table):
+    """The rows of `table` from `first` to before `end`. Taps reach from `least` to `most` along each axis."""
+    for row in range(first, end):
+        key, near = (target[row, 0] - low[0]) * steps[0], 0 <= target[row, 0] - low[0] <= last[0]
+        for d in range(len(stride)):
+            at = target[row, 1 + d] * stride[d] - low[1 + d]
+            # Where one tap is in the box of the sources, all taps are in the room around it.
+            near = near and at + least[d] >= 0 and at + most[d] <= last[1 + d]
+            key += at * steps[1 + d]
+        for k in range(len(taps)):
+            table[row, k] = -1
+            if near:
+                at = _place(keys, key + taps[k])
+                if keys[at] >= 0:
+                    table[row, k] = places[at]
+
+
+@njit(nogil=True, cache=True)
+def _seen_from(sites, low, axes, keys, found):
+    """Writes the distinct keys of new sites that see `sites` to `found`: their number, or -1 without room for all."""
+    extent, kernel, stride, padding, dilation = axes
+    dim, number = len(extent), 0
+    along, counts = np.empty((dim, kernel.max()), np.int64), np.empty(dim, np.int64)
+    for row in range(len(sites)):
+        total = 1
+        for d in range(dim):
+            counts[d] = 0
+            for k in range(kernel[d]):
+                shifted = sites[row, 1 + d] + padding[d] - k * dilation[d]
+                if shifted >= 0 and shifted % stride[d] == 0 and shifted // stride[d] < extent[d]:
+                    along[d, counts[d]] = shifted // stride[d]
+                    counts[d] += 1
+            total *= counts[d]
+        for n in range(total):
+            key, rest = np.int64(sites[row, 0]) - low, n
+            for d in range(dim):
+                key = key * extent[d] + along[d, rest % counts[d]]
+                rest //= counts[d]
+            at = _place(keys, key)
+            if keys[at] < 0:
+                if number == len(found):
+                    return -1
+                keys[at], found[number] = key, key
+                number += 1
+    return number
+
+
+@njit(nogil=True, cache=True)
+def _split(keys, low, extent, out):
+    """The sites of keys."""
+    for row in range(len(keys)):
+        key = keys[row]
+        for d in range(len(extent) - 1, -1, -1):
+            out[row, 1 + d] = key % extent[d]
+            key //= extent[d]
+        out[row, 0] = key + low

@@ -116,6 +116,10 @@ def inside_sites(sites: Tensor, window: Window, extent: list[int]) -> Tensor | N
     a cell may not fit into one number. A GPU waits once, for how many there are."""
     if sites.dtype != torch.int32 or math.prod(extent) >= 1 << 30:
         return None
+    if backends.backend_for(sites.device) == "cpu":
+        from gridless.geometry.voxels import cpu
+
+        return cpu.inside(sites, extent, *window.settings)
     key, sees = sites[:, :1].long(), torch.ones_like(sites[:, :1], dtype=torch.bool)
     for axis, (side, kernel, stride, padding, dilation) in enumerate(zip(extent, *window.settings, strict=True), 1):
         x = sites[:, axis, None].long() + padding
