@@ -57,12 +57,10 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
 def inside(sites: Tensor, extent: list[int], *settings: list[int]) -> Tensor:
     """See `window.inside_sites`; `settings` are kernel, stride, padding and dilation."""
     axes, low = np.array([extent, *settings]), int(sites[:, 0].min()) if len(sites) else 0
-    size = max(1 << (4 * len(sites)).bit_length(), _BLOCK)
-    while True:
-        found, count = np.empty(size // 2, np.int64), -1
-        if (count := _seen_from(sites.numpy(), low, axes, np.full(size, -1), found)) >= 0:
-            break
-        size *= 2
+    size, count = max(1 << (4 * len(sites)).bit_length(), _BLOCK), -1
+    while count < 0:
+        found = np.empty(size // 2, np.int64)
+        count, size = _seen_from(sites.numpy(), low, axes, np.full(size, -1), found), 2 * size
     out = torch.empty(count, sites.shape[1], dtype=torch.int32)
     _split(np.sort(found[:count]), low, axes[0], out.numpy())
     return out
