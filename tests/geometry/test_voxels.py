@@ -18,6 +18,7 @@ from gridless.geometry.voxels import (
     transposed_taps,
     voxelise,
 )
+from gridless.geometry.voxels.window import Window, sites_seeing
 from gridless.structures import TapEdges, Voxels, collate, pad
 
 
@@ -73,17 +74,29 @@ def dense_sites(kernel, stride, padding, dilation, shape, sites, transposed=Fals
 WINDOWS = [(3, 1, 1, 1), (3, 2, 1, 1), (2, 2, 0, 1), (3, 2, 2, 2), (5, 3, 2, 1), (1, 2, 0, 1)]
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("window", WINDOWS)
-def test_int32_sites_give_the_new_sites_of_int64_ones(device, dim, window):
-    """Those inside a shape are found by one number each."""
-    # Interpreted, the time goes by targets.
-    shape = ([5, 4, 3] if gl.backends.interpreting() else [7, 6, 5])[:dim]
-    sites = (torch.rand(3, *shape, generator=torch.Generator().manual_seed(2)) < 0.3).nonzero().to(device)
-    wide, narrow = (strided_taps(s, *window, shape=shape) for s in (sites, sites.int()))
-    assert torch.equal(wide[0], narrow[0].long())
-    assert narrow[0].dtype == torch.int32
-    assert torch.equal(wide[1].table, narrow[1].table)
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+@pytest.mark.parametrize("settings", WINDOWS)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_new_sites_are_those_of_the_reference(device, dim, settings, dtype):
+    """With a border and without, near the origin and far from it, behind it and across it."""
+    shape = [4, 3, 2, 2][:dim]
+    sites = (torch.rand(2, *shape, generator=torch.Generator().manual_seed(2)) < 0.3).nonzero().to(device, dtype)
+    window = Window.of(*settings, dim)
+    for moved, border in ((0, shape), (-3, None), (-2, shape), (1 << 29, None), (2, [1 << 16] * dim)):
+        here = sites + moved
+        extent = None if border is None else window.extent("", border)
+        new = sites_seeing("", here, window, extent)
+        with gl.use_backend("reference"):
+            expected = sites_seeing("", here, window, extent)
+        assert torch.equal(new, expected)
+        assert new.dtype == dtype
+
+
+def test_new_sites_may_be_none(device):
+    sites = torch.tensor([[0, 1, 3], [1, 3, 3]], device=device)
+    for given in (sites, sites.int()):
+        new, edges = strided_taps(given, 1, 4, 0, shape=[5, 5])
+        assert (tuple(new.shape), new.dtype, edges.num_target) == ((0, 3), given.dtype, 0)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

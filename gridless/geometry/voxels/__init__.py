@@ -26,9 +26,8 @@ from gridless.geometry.voxels.window import (
     axis_numbers,
     check_range,
     check_sites,
-    inside_sites,
-    new_sites,
-    seen_from,
+    distinct_sites,
+    sites_seeing,
 )
 from gridless.structures import Cloud, TapEdges, Voxels
 
@@ -69,9 +68,7 @@ def strided_taps(
     dim = check_sites("strided_taps", sites)
     window = Window.of(kernel, stride, padding, dilation, dim)
     extent = None if shape is None else window.extent("strided_taps", shape)
-    target = None if extent is None else inside_sites(sites, window, extent)
-    if target is None:
-        target = new_sites("strided_taps", sites, seen_from(sites.long(), window), extent)
+    target = sites_seeing("strided_taps", sites, window, extent)
     return target, _seen("strided_taps", sites, target, window)
 
 
@@ -110,7 +107,7 @@ def transposed_taps(
     offsets = window.offsets(sites.device)
     reached = sites[:, None, 1:].long() * window.steps(sites.device) + offsets
     example = sites[:, :1].long()[:, None].expand(-1, len(offsets), 1)
-    target = new_sites("transposed_taps", sites, torch.cat([example, reached], 2).flatten(0, 1), extent)
+    target = distinct_sites("transposed_taps", sites, torch.cat([example, reached], 2).flatten(0, 1), extent)
     return target, _seen("transposed_taps", target, sites, window).transpose()
 
 
@@ -183,7 +180,7 @@ def coarsen(voxels: Voxels, kernel: Axes = 2, stride: Axes = 2, padding: Axes = 
     if len(set(window.stride)) != 1:
         raise ValueError(f"coarsen: stride must be the same for all axes, not {stride!r}, because a voxel has one side")
     end = len(voxels) - voxels.padding
-    sites = new_sites("coarsen", voxels.sites, seen_from(voxels.sites[:end], window), None)
+    sites = sites_seeing("coarsen", voxels.sites[:end], window, None)
     side = voxels.side * window.stride[0]
     coords = ((sites[:, 1:].double() + 0.5) * side).to(voxels.coords.dtype)
     bounds = torch.arange(voxels.num_examples + 1, device=sites.device)

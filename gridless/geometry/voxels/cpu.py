@@ -54,15 +54,14 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
     return table
 
 
-def inside(sites: Tensor, extent: list[int], *settings: list[int]) -> Tensor:
-    """See `window.inside_sites`; `settings` are kernel, stride, padding and dilation."""
-    axes, low = np.array([extent, *settings]), int(sites[:, 0].min()) if len(sites) else 0
+def seeing(sites: Tensor, low: list[int], sides: list[int], *window: list[int]) -> Tensor:
+    box, axes = np.array([low, sides]), np.array(window)
     size, count = max(1 << (4 * len(sites)).bit_length(), _BLOCK), -1
     while count < 0:
         found = np.empty(size // 2, np.int64)
-        count, size = _seen_from(sites.numpy(), low, axes, np.full(size, -1), found), 2 * size
-    out = torch.empty(count, sites.shape[1], dtype=torch.int32)
-    _split(np.sort(found[:count]), low, axes[0], out.numpy())
+        count, size = _seen_from(sites.numpy(), box, axes, np.full(size, -1), found), 2 * size
+    out = torch.empty(count, sites.shape[1], dtype=sites.dtype)
+    _split(np.sort(found[:count]), box, out.numpy())
     return out
 
 
@@ -110,25 +109,26 @@ def _look_up(first, end, target, stride, low, steps, last, taps, least, most, ke
 
 
 @njit(nogil=True, cache=True)
-def _seen_from(sites, low, axes, keys, found):
+def _seen_from(sites, box, axes, keys, found):
     """Writes the distinct keys of new sites that see `sites` to `found`: their number, or -1 without room for all."""
-    extent, kernel, stride, padding, dilation = axes
-    dim, number = len(extent), 0
+    low, sides = box
+    kernel, stride, padding, dilation = axes
+    dim, number = len(kernel), 0
     along, counts = np.empty((dim, kernel.max()), np.int64), np.empty(dim, np.int64)
     for row in range(len(sites)):
         total = 1
         for d in range(dim):
-            counts[d] = 0
+            counts[d], begin = 0, low[1 + d] * stride[d]
             for k in range(kernel[d]):
-                shifted = sites[row, 1 + d] + padding[d] - k * dilation[d]
-                if shifted >= 0 and shifted % stride[d] == 0 and shifted // stride[d] < extent[d]:
+                shifted = sites[row, 1 + d] + padding[d] - k * dilation[d] - begin
+                if shifted >= 0 and shifted % stride[d] == 0 and shifted // stride[d] < sides[1 + d]:
                     along[d, counts[d]] = shifted // stride[d]
                     counts[d] += 1
             total *= counts[d]
         for n in range(total):
-            key, rest = np.int64(sites[row, 0]) - low, n
+            key, rest = sites[row, 0] - low[0], n
             for d in range(dim):
-                key = key * extent[d] + along[d, rest % counts[d]]
+                key = key * sides[1 + d] + along[d, rest % counts[d]]
                 rest //= counts[d]
             at = _place(keys, key)
             if keys[at] < 0:
@@ -140,11 +140,12 @@ def _seen_from(sites, low, axes, keys, found):
 
 
 @njit(nogil=True, cache=True)
-def _split(keys, low, extent, out):
+def _split(keys, box, out):
     """The sites of keys."""
+    low, sides = box
     for row in range(len(keys)):
         key = keys[row]
-        for d in range(len(extent) - 1, -1, -1):
-            out[row, 1 + d] = key % extent[d]
-            key //= extent[d]
-        out[row, 0] = key + low
+        for d in range(len(sides) - 1, 0, -1):
+            out[row, d] = key % sides[d] + low[d]
+            key //= sides[d]
+        out[row, 0] = key + low[0]

@@ -1,4 +1,5 @@
-"""Searches among sites on the GPU: a hash table of the sources, then one look-up for each target and tap.
+"""Searches among sites on the GPU: a hash table of the sources, then one look-up for each target and tap. New sites are
+sorted as numbers.
 
 The table holds row numbers, and a look-up compares whole coordinates: sites may be as far apart as their dtype allows.
 Programs race for the slots of the hash table, but what a look-up returns does not depend on who wins. The host waits
@@ -10,6 +11,7 @@ for the insertions, not for the look-ups: it must know whether a site is there t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.geometry.voxels import reference
+from gridless.geometry.voxels.window import numbers
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
 
 distinct = reference.distinct
@@ -25,8 +28,12 @@ distinct = reference.distinct
 # Sites that a program inserts, and targets times taps that it looks up: one warp, whose lanes wait for the longest run
 # of taken slots.
 _INSERTED, _LOOKED_UP = 32, 128
+# Keys of new sites that a program writes or reads.
+_KEYS = 512
 # A large odd number, whose products scatter sites over the table.
 _MIX = tl.constexpr(-7046029254386353131)
+# Larger than any key.
+_BEHIND = tl.constexpr((1 << 63) - 1)
 
 
 def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> Tensor:
@@ -47,6 +54,23 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
     if repeated()[0] >= 0:
         reference.refuse_repeats(source)
     return table
+
+
+def seeing(sites: Tensor, low: list[int], sides: list[int], *window: list[int]) -> Tensor:
+    columns, reaches = sites.shape[1], []
+    for kernel, stride, _, dilation in zip(*window, strict=True):
+        reaches.append(cdiv(kernel, stride) if dilation == 1 else kernel)
+    settings = numbers(((*low, *sides), *map(tuple, (*window, reaches))), sites.device)
+    each = math.prod(reaches)
+    candidates = len(sites) * each
+    # One key behind all others is cut off again: the host does not read whether there are some that see nothing.
+    keys = torch.empty(candidates + 1, dtype=torch.int64, device=sites.device)
+    grid = (cdiv(candidates + 1, _KEYS), 1, 1)
+    _SEEING(grid, (sites, settings, keys), (candidates, each), (columns, _KEYS))
+    keys = torch.unique(keys)
+    new = sites.new_empty(len(keys) - 1, columns)
+    _SPLIT((cdiv(len(keys), _KEYS), 1, 1), (keys, settings, new), (len(new),), (columns, _KEYS))
+    return new
 
 
 def _reading(values: Tensor) -> Callable[[], list[int]]:
@@ -135,4 +159,46 @@ def _wanted(TARGET, OFFSETS, STRIDE, at, tap, is_row, is_tap, d: tl.constexpr, D
     return x + offset
 
 
-_INSERT, _SEARCH = Launcher(_insert, exact=True), Launcher(_search, exact=True)
+@triton.jit(do_not_specialize=["candidates", "each"])
+def _seeing(SITES, SETTINGS, KEYS, candidates, each, D: tl.constexpr, B: tl.constexpr):
+    """KEYS (candidates + 1): `each` for each site, of the new sites that may see it, counted in the box; the largest
+    number for those that do not, and at the end."""
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    sees = at < candidates
+    row = at // each
+    rest = at - row * each
+    key = tl.load(SITES + row * D, sees, other=0).to(tl.int64) - tl.load(SETTINGS)
+    for d in tl.static_range(1, D):
+        low, side = tl.load(SETTINGS + d), tl.load(SETTINGS + D + d)
+        axis = SETTINGS + 2 * D + d - 1
+        kernel, stride = tl.load(axis), tl.load(axis + D - 1)
+        padding, dilation = tl.load(axis + 2 * (D - 1)), tl.load(axis + 3 * (D - 1))
+        reach = tl.load(axis + 4 * (D - 1))
+        n = rest % reach
+        rest = rest // reach
+        x = tl.load(SITES + row * D + d, at < candidates, other=0).to(tl.int64) + padding - low * stride
+        # Without dilation the new sites follow each other, and with it they are tried tap by tap.
+        shifted = tl.where(dilation == 1, x, x - n * dilation)
+        cell = shifted // stride - tl.where(dilation == 1, n, 0)
+        behind = shifted - cell * stride
+        inside = (shifted >= 0) & (cell >= 0) & (cell < side)
+        sees = sees & inside & (behind < tl.where(dilation == 1, kernel, 1))
+        key = key * side + cell
+    tl.store(KEYS + at, tl.where(sees, key, _BEHIND), at <= candidates)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _split(KEYS, SETTINGS, NEW, rows, D: tl.constexpr, B: tl.constexpr):
+    """NEW (rows, D): the sites of KEYS."""
+    row = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    key = tl.load(KEYS + row, row < rows, other=0)
+    for n in tl.static_range(1, D):
+        side = tl.load(SETTINGS + 2 * D - n)
+        before = key // side
+        x = key - before * side + tl.load(SETTINGS + D - n)
+        tl.store(NEW + row * D + D - n, x.to(NEW.dtype.element_ty), row < rows)
+        key = before
+    tl.store(NEW + row * D, (key + tl.load(SETTINGS)).to(NEW.dtype.element_ty), row < rows)
+
+
+_INSERT, _SEARCH, _SEEING, _SPLIT = (Launcher(kernel, exact=True) for kernel in (_insert, _search, _seeing, _split))

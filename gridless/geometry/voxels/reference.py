@@ -3,9 +3,13 @@
     search(source, target, offsets, stride)   table (S', T) int32: the source at target * stride + offsets[k] in the
                                               same example, or -1. Refuses sources that are there twice
     distinct(sites)                           the sites in lexicographic order, each once
+    seeing(sites, low, sides, *window)        the distinct sites i of a new grid, from `low` to below `low + sides`,
+                                              example first, at which stride * i - padding + dilation * k is one of
+                                              `sites` for some tap k, in lexicographic order
 
 Sites are (S, 1 + D), example first, and in a range in which nothing overflows: int32 or int64 for a search, int64 for
-`distinct`.
+`distinct`. The window is kernel, stride, padding and dilation, one number for each axis. Backends need S > 0 for
+`seeing`, a box of less than 2^62 cells that holds the examples of all sites, and products with the stride below 2^31.
 """
 
 from __future__ import annotations
@@ -41,6 +45,18 @@ def distinct(sites: Tensor) -> Tensor:
     ordered, order = _keys(sites).of_sites.sort()
     first = torch.cat([ordered.new_ones(1, dtype=torch.bool), ordered[1:] != ordered[:-1]])
     return sites[order[first]]
+
+
+def seeing(sites: Tensor, low: list[int], sides: list[int], *window: list[int]) -> Tensor:
+    sites = sites.long()
+    columns, rows = sites[:, :1], torch.arange(len(sites), device=sites.device)
+    for axis, (begin, side, kernel, stride, padding, dilation) in enumerate(zip(low[1:], sides[1:], *window), 1):
+        shifted = sites[rows, axis, None] + padding - torch.arange(kernel, device=sites.device) * dilation
+        at = torch.div(shifted, stride, rounding_mode="floor")
+        sees = (at * stride == shifted) & (at >= begin) & (at < begin + side)
+        seen, which = sees.nonzero(as_tuple=True)
+        rows, columns = rows[seen], torch.cat([columns[seen], at[seen, which][:, None]], 1)
+    return distinct(columns)
 
 
 def refuse_repeats(source: Tensor) -> None:

@@ -53,7 +53,7 @@ class Window:
 
     def steps(self, device: torch.device) -> Tensor:
         """The stride (D) int64."""
-        return _tensor(tuple(self.stride), device)
+        return numbers(tuple(self.stride), device)
 
     def extent(self, what: str, shape: Sequence[int]) -> list[int]:
         """The shape of the grid that a dense convolution leaves."""
@@ -87,74 +87,62 @@ def _offsets(axes: tuple[tuple[int, int, int, int], ...], device: torch.device) 
 
 
 @lru_cache(256)
-def _tensor(values: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64).to(device)
+def numbers(values: tuple, device: torch.device) -> Tensor:
+    """Numbers, perhaps in tuples, as one row int64."""
+    flat = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
+    return torch.tensor(flat, dtype=torch.int64).to(device)
 
 
-def seen_from(sites: Tensor, window: Window) -> Tensor:
-    """The sites of the new grid that see `sites` (N, 1 + D), some of them several times."""
-    columns, none = sites[:, :1], torch.ones(len(sites), dtype=torch.bool, device=sites.device)
-    rows = none.nonzero()[:, 0]
-    for axis, (kernel, stride, padding, dilation) in enumerate(zip(*window.settings, strict=True), 1):
-        x = sites[rows, axis] + padding
-        if dilation == 1:
-            last = torch.div(x, stride, rounding_mode="floor")
-            reach = -(-kernel // stride)
-            at = last[:, None] - torch.arange(reach, device=sites.device)
-            sees = x[:, None] - at * stride < kernel
-        else:
-            shifted = x[:, None] - torch.arange(kernel, device=sites.device) * dilation
-            at = torch.div(shifted, stride, rounding_mode="floor")
-            sees = at * stride == shifted
-        seen, which = sees.nonzero(as_tuple=True)
-        rows, columns = rows[seen], torch.cat([columns[seen], at[seen, which][:, None]], 1)
-    return columns
+def sites_seeing(what: str, sites: Tensor, window: Window, extent: list[int] | None) -> Tensor:
+    """The distinct sites of the new grid that see one of `sites`, in order: from 0 to below the extent, or all without.
+
+    A GPU waits once for how many there are, and before for the box of `sites` where the extent does not bound keys.
+    """
+    if not len(sites):
+        return sites.new_empty(sites.shape)
+    if extent is not None and sites.dtype == torch.int32 and math.prod(extent) < 1 << 30:
+        low, sides = [_INT32.min] + [0] * len(extent), [1 << 32, *extent]
+    else:
+        low, sides = _box(sites, window, extent)
+    if min(sides) < 1:
+        return sites.new_empty(0, sites.shape[1])
+    axes = zip(low[1:], sides[1:], window.stride, window.padding, strict=True)
+    reach = max(max(abs(begin), abs(begin + side)) * stride + padding for begin, side, stride, padding in axes)
+    is_near = reach < 1 << 31 and math.prod(sides) < 1 << 62
+    module = backends.implementation(reference, sites.device) if is_near else reference
+    return _in_dtype_of(what, sites, module.seeing(sites.contiguous(), low, sides, *window.settings))
 
 
-def inside_sites(sites: Tensor, window: Window, extent: list[int]) -> Tensor | None:
-    """The distinct sites of the new grid, of this extent from 0, that see `sites`, in order; None where an example and
-    a cell may not fit into one number. A GPU waits once, for how many there are."""
-    if sites.dtype != torch.int32 or math.prod(extent) >= 1 << 30:
-        return None
-    if backends.backend_for(sites.device) == "cpu":
-        from gridless.geometry.voxels import cpu
-
-        return cpu.inside(sites, extent, *window.settings)
-    key, sees = sites[:, :1].long(), torch.ones_like(sites[:, :1], dtype=torch.bool)
-    for axis, (side, kernel, stride, padding, dilation) in enumerate(zip(extent, *window.settings, strict=True), 1):
-        x = sites[:, axis, None].long() + padding
-        if dilation == 1:
-            at = torch.div(x, stride, rounding_mode="floor") - torch.arange(-(-kernel // stride), device=x.device)
-            exists = x - at * stride < kernel
-        else:
-            shifted = x - torch.arange(kernel, device=x.device) * dilation
-            at = torch.div(shifted, stride, rounding_mode="floor")
-            exists = at * stride == shifted
-        exists &= (at >= 0) & (at < side)
-        key = (key[:, :, None] * side + at[:, None, :]).flatten(1)
-        sees = (sees[:, :, None] & exists[:, None, :]).flatten(1)
-    # One number behind all others is cut off again: whether there are some that see nothing is not read.
-    behind = torch.iinfo(torch.int64).max
-    key = torch.where(sees, key, behind).flatten()
-    key, columns = torch.unique(torch.cat([key, key.new_full((1,), behind)]))[:-1], []
-    for side in reversed(extent):
-        columns.append(key % side)
-        key = torch.div(key, side, rounding_mode="floor")
-    return torch.stack([key, *reversed(columns)], 1).int()
+def _box(sites: Tensor, window: Window, extent: list[int] | None) -> tuple[list[int], list[int]]:
+    """Where the sites that see `sites` begin, example first, and how far they reach."""
+    (first, *least), (last, *most) = torch.stack(sites.aminmax(dim=0)).tolist()
+    low, sides = [first], [last - first + 1]
+    for x, end, side, *axis in zip(least, most, extent or [None] * len(least), *window.settings, strict=True):
+        kernel, stride, padding, dilation = axis
+        begin, stop = (x + padding - dilation * (kernel - 1)) // stride, (end + padding) // stride + 1
+        if side is not None:
+            begin, stop = max(begin, 0), min(stop, side)
+        low.append(begin)
+        sides.append(stop - begin)
+    return low, sides
 
 
-def new_sites(what: str, sites: Tensor, candidates: Tensor, extent: list[int] | None) -> Tensor:
+def distinct_sites(what: str, sites: Tensor, candidates: Tensor, extent: list[int] | None) -> Tensor:
     """The distinct candidates inside the extent, in order, in the dtype of the sites."""
     if extent is not None:
-        limit = _tensor(tuple(extent), candidates.device)
+        limit = numbers(tuple(extent), candidates.device)
         inside = ((candidates[:, 1:] >= 0) & (candidates[:, 1:] < limit)).all(1)
         candidates = candidates[inside]
     distinct = backends.implementation(reference, sites.device).distinct(candidates.contiguous())
-    if sites.dtype == torch.int32 and extent is None and len(distinct):
-        low, high = (int(v) for v in distinct.aminmax())
+    return _in_dtype_of(what, sites, distinct)
+
+
+def _in_dtype_of(what: str, sites: Tensor, new: Tensor) -> Tensor:
+    if new.dtype == torch.int64 and sites.dtype == torch.int32 and len(new):
+        low, high = (int(v) for v in new.aminmax())
         if low < _INT32.min or high > _INT32.max:
             raise ValueError(f"{what}: new sites run from {low} to {high}, beyond int32. Give the sites as int64.")
-    return distinct.to(sites.dtype)
+    return new.to(sites.dtype)
 
 
 def check_sites(what: str, sites: Tensor) -> int:
