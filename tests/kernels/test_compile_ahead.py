@@ -36,6 +36,7 @@ import gridless as gl
 import gridless.compat.spconv.pytorch as spconv
 from gridless.compat.spconv import constants
 from gridless.compat.spconv.pytorch import ops
+from gridless.geometry.voxels import gpu as voxels
 from gridless.kernels import launch
 from tests.compile_kernels import noted
 SITES = torch.cartesian_prod(torch.zeros(1, dtype=torch.int32), *(torch.arange(6, dtype=torch.int32),) * 3)
@@ -45,10 +46,10 @@ class Plan(torch.nn.Module):
     def __init__(self):
         super().__init__()
         plan = self.plan = gl.Plan()
-        voxels = plan.voxels(plan.points(dim=3), 1.0)
-        coarse = plan.coarser_voxels(voxels)
-        near, down, up = plan.taps(voxels, voxels), plan.taps(voxels, coarse, 2, 2, 0), plan.taps(coarse, coarse)
-        wide, even = plan.taps(voxels, voxels, 5), plan.taps(coarse, coarse, 2)
+        fine = plan.voxels(plan.points(dim=3), 1.0)
+        coarse = plan.coarser_voxels(fine)
+        near, down, up = plan.taps(fine, fine), plan.taps(fine, coarse, 2, 2, 0), plan.taps(coarse, coarse)
+        wide, even = plan.taps(fine, fine, 5), plan.taps(coarse, coarse, 2)
         back = plan.transpose(down)
         lines = (wide, 4, 32, True), (near, 32, 20, False), (down, 20, 64, True), (up, 64, 96, False)
         lines += (even, 96, 300, True), (back, 300, 7, True), (near, 7, 16, True)
@@ -77,8 +78,11 @@ search = ops.find_neighbours
 
 
 def on_cpu(*given, **named):
-    with mock.patch.object(torch.Tensor, "is_cuda", False), gl.use_backend("cpu"):
-        return search(*given, **named)
+    # What a search launches is noted, and the result is that of the CPU.
+    with mock.patch.object(torch.Tensor, "is_cuda", False):
+        search(*given, **named)
+        with gl.use_backend("cpu"):
+            return search(*given, **named)
 
 
 def check(kind, precision):
@@ -107,6 +111,7 @@ def check(kind, precision):
             (torch.Tensor, "is_cuda", True),
             (torch.cuda, "is_current_stream_capturing", lambda: False),
             (ops, "find_neighbours", on_cpu),
+            (voxels, "_reading", lambda values: values.tolist),
         ):
             context.enter_context(mock.patch.object(owner, name, value))
         context.enter_context(torch.set_grad_enabled(grads))
@@ -114,10 +119,12 @@ def check(kind, precision):
         first = set(ahead)
         if grads:
             out.float().sum().backward()
-    launched = {key for key in launches if key[0].startswith(("ops.tap_conv", "kernels.tf32"))}
+    begun = ("ops.tap_conv", "kernels.tf32", *(["geometry.voxels"] if kind == "spconv" else []))
+    launched = {key for key in launches if key[0].startswith(begun)}
     names = {key[0].rpartition(".")[-1] for key in launched}
     assert names >= {"_keys", "_count", "_tiles", "_conv"}, names
     assert grads == (names >= {"_weight", "_total", "_count_pairs", "_place_pairs"}), names
+    assert kind == "plan" or names >= {"_insert", "_search", "_seeing"}, names
     assert first == set(ahead), "all begin when the first layer runs"
     for what, keys in (("not ahead", launched - first), ("not launched", first - launched)):
         assert not keys, (kind, precision, what, sorted(keys))

@@ -12,6 +12,7 @@ from torch import Tensor
 from gridless.compat.rows import sum_rows
 from gridless.compat.spconv import constants
 from gridless.compat.spconv.pytorch.core import SparseConvTensor
+from gridless.geometry.voxels import strided_taps, submanifold_taps
 from gridless.kernels.launch import compile_once
 from gridless.ops.edge_max import edge_max
 from gridless.ops.tap_conv import compile_ahead, tap_conv
@@ -73,14 +74,20 @@ def compile_layers(device: torch.device, dtype: torch.dtype, fixed: Any = None) 
 
     Autocast converts parameters of float32. Features of the layer `fixed` get no gradient.
     """
+    searches = set()
     for layer in LAYERS:
         weight = layer.weight
         if weight.device == device and weight.dtype in (dtype, torch.float32) and not layer.conv1x1:
+            if not layer.inverse:
+                searches.add((*layer.kernel_size, layer.subm or layer.transposed))
             taps = math.prod(layer.kernel_size)
             theta = weight.new_empty((), dtype=dtype).expand(taps, layer.in_channels, layer.out_channels)
             symmetric = layer.subm and all(side % 2 for side in layer.kernel_size)
             needs = layer is not fixed, weight.requires_grad
             compile_ahead(theta, layer.bias is not None, symmetric, needs)
+    for *kernel, keeps_sites in searches:
+        site = torch.zeros(1, 1 + len(kernel), dtype=torch.int32, device=device)
+        submanifold_taps(site, kernel) if keeps_sites else strided_taps(site, kernel)
 
 
 def _is_tf32() -> bool:
