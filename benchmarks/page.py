@@ -194,8 +194,8 @@ def backbones(r: dict[str, Any]) -> Table:
         "Gradients differ more than outputs: rounding changes which side of 0 an input of ReLU is on, or which value "
         "of a pool is the largest. Two runs of spconv differ as much where its forward pass varies, and on the "
         "CPU both libraries are equally far from float64. spconv's layers stay in training mode on the H200, because "
-        "in evaluation it finds no kernel for 5 x 5 x 5 taps. Small networks are slower with gridless: it makes the "
-        "sites of a strided convolution by about 75 small operations of PyTorch, one after the other."
+        "in evaluation it finds no kernel for 5 x 5 x 5 taps. In small networks, such as SECOND's, launching kernels takes "
+        "longer than the kernels: spconv does it in C++, gridless in Python."
     )
     columns = ["network", "machine", "precision", "voxels", "output", "gradients", "gradients from float64"]
     columns += ["spconv's from float64", "spconv's, two runs", "same bits"]
@@ -305,8 +305,7 @@ def lidar(r: dict[str, Any]) -> Table:
         f"U-Net has five levels and voxels of 5 cm, over {few} scans. *Ahead*: captured, while the geometry of the "
         "next scan is computed (`gl.training.ahead`). *Kernels alone*: the time in which the GPU works. Ours is the "
         "point convolution with 10 monomials; spconv's has 27 taps, eager, in the same precision. The table Voxels "
-        "compares the same operator, in TF32 too: here the times of spconv in TF32 are missing, because it ran the "
-        "kernels that it had chosen for IEEE float32."
+        "compares the same operator. Of spconv's U-Net in TF32 only the kernels were measured."
     )
     return "A LiDAR scan", f"{caption} {origin(r['scenes'])}", COLUMNS, rows
 
@@ -363,7 +362,7 @@ def taps(r: dict[str, Any]) -> Table:
         f"precision; IEEE float32 of ours is three products of TF32. Relative errors against float64, ours and "
         f"spconv's: {errors}. "
         "The network has the widths and depths of Pointcept's SpUNet-v1m1 and new indices (6 scans). In eager "
-        "code ours waits for the host, as the rows of CUDA graphs show. 10 cm in float16 was not run. spconv-triton "
+        "code ours waits for the host, as the rows of CUDA graphs show. spconv-triton "
         "1.0.0 had not tuned its first layer after 25 s; FlexGEMM has no wheel and was not run. On the CPU both sides "
         "call the same products of PyTorch, which take most of the time."
     )

@@ -345,10 +345,11 @@ def epochs(r: Results) -> str:
     columns = ["network", "batch", "geometry", "points", "s an epoch", "peak, MiB", "making the files, s"]
     caption = (
         f"An epoch has {r['table3']['examples']:,} clouds. *Full*: 1,024 points; *dropped*: 576 on average. Ours are "
-        "captured steps in TF32, as `gridless train` runs. PointNet2 and PointCNN are PyG's layers over our searches, "
-        "eager in IEEE float32: compare ours with the paper's, not with theirs. *Limit*: the allocator may use "
-        "11 GB. Rows of one part ran in one process, so a peak may include up to 2 GiB that the row before it left. "
-        "On this machine making geometry on the GPU is faster than reading it or making it on 16 cores."
+        "captured steps in TF32, as `gridless train` runs; PointNet2 and PointCNN are PyG's layers over our searches, "
+        "eager in TF32. *Online*: geometry on the GPU; *workers*: 8 processes on the CPU, each with a batch of its own, so "
+        "that an epoch of one batch has one worker; *files*: read from files that were made before; *limit*: online, "
+        "where the allocator may use 11 GB. A peak of rows online may include up to 2 GiB that the row before it left. "
+        "On this machine making geometry on the GPU is faster than reading it or making it on the CPU."
     )
     return f"## Table 3\n\n{caption}\n\n{table(columns, rows)}"
 
