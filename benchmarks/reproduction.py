@@ -346,9 +346,10 @@ def epochs(r: Results) -> str:
     caption = (
         f"An epoch has {r['table3']['examples']:,} clouds. *Full*: 1,024 points; *dropped*: 576 on average. Ours are "
         "captured steps in TF32, as `gridless train` runs; PointNet2 and PointCNN are PyG's layers over our searches, "
-        "eager in TF32. *Online*: geometry on the GPU; *workers*: 8 processes on the CPU, each with a batch of its own, so "
-        "that an epoch of one batch has one worker; *files*: read from files that were made before; *limit*: online, "
-        "where the allocator may use 11 GB. A peak of rows online may include up to 2 GiB that the row before it left. "
+        "eager in TF32. *Online*: geometry on the GPU; *workers*: 8 processes on the CPU, each with a batch of its "
+        "own, so that an epoch of one batch has one worker; *files*: read from files that were made before; *limit*: "
+        "online, where the allocator may use 11 GB. A peak of rows online may include up to 2 GiB that the row before "
+        "it left. "
         "On this machine making geometry on the GPU is faster than reading it or making it on the CPU."
     )
     return f"## Table 3\n\n{caption}\n\n{table(columns, rows)}"

@@ -23,7 +23,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -334,15 +334,20 @@ def captured(model: OurUNet, scans: list[tuple[torch.Tensor, torch.Tensor]]) -> 
         step(model.plan(gl.Cloud.of(points, features=features)))
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    turns = 1 + max(2, 2 * REPEAT // len(scans))
-    for k, geometry in enumerate(gl.training.ahead(model.plan, clouds(turns), "cuda")):
-        if k == len(scans):
+    each = ahead_ms(step, model.plan, clouds(1 + max(2, 2 * REPEAT // len(scans))), len(scans))
+    return {"both ms": 1e3 * statistics.median(times), "both ms, ahead": each, **figures}
+
+
+def ahead_ms(step: Callable[[gl.Geometry], Any], plan: gl.Plan, clouds: Iterable[gl.Cloud], warm_up: int) -> float:
+    """Milliseconds for each cloud after the first `warm_up`, with `gl.training.ahead`."""
+    begin, count = 0.0, 0
+    for count, geometry in enumerate(gl.training.ahead(plan, clouds, "cuda")):
+        if count == warm_up:
             torch.cuda.synchronize()
             begin = time.perf_counter()
         step(geometry)
     torch.cuda.synchronize()
-    each = (time.perf_counter() - begin) / ((turns - 1) * len(scans))
-    return {"both ms": 1e3 * statistics.median(times), "both ms, ahead": 1e3 * each, **figures}
+    return 1e3 * (time.perf_counter() - begin) / (count + 1 - warm_up)
 
 
 def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> Iterator[Rows]:

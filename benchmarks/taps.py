@@ -1,14 +1,16 @@
 """Convolutions over the 27 taps of voxels on real LiDAR scans, beside spconv's, like for like.
 
-    python benchmarks/taps.py --scans semantickitti_22_scans.npz [--parts layers unet first triton] [--out FILE]
+    python benchmarks/taps.py --scans semantickitti_22_scans.npz [--parts layers unet graphs first triton] [--out FILE]
     python benchmarks/taps.py --parts cpu
 
 Parts, each written to --out as soon as a row is measured; rows that are there are not measured again:
 
     layers   one `SubMConv3d`: precision (IEEE float32, TF32, float16: the same for both sides), side of a voxel,
              channels. Medians over all scans, and of the ratios of spconv's time to ours
-    unet     a SparseUNet with the widths and depths of Pointcept's SpUNet-v1m1, written below with spconv's names; as a
-             plan also captured by `gl.capture`. Indices are made anew in every pass
+    unet     a SparseUNet with the widths and depths of Pointcept's SpUNet-v1m1, written below with spconv's names.
+             Indices are made anew in every pass
+    graphs   the same network as a plan, from the points of a scan: eager, captured by `gl.capture`, and `ahead`, where
+             `gl.training.ahead` makes the next geometry meanwhile
     first    seconds of the first step of that network in a new process, without kernels compiled before
     triton   spconv-triton, which tunes itself at its first calls: one scan, --tuning seconds for a cell at most
     cpu      the layers and blocks of PTv3, and the SparseUNet, on 20,000 voxels, beside a plain loop over taps in torch
@@ -50,13 +52,13 @@ from unittest import mock
 import numpy as np
 import torch
 from common import RESULTS, machine
-from scenes import PRECISIONS, load_scans, set_precision
+from scenes import PRECISIONS, ahead_ms, load_scans, set_precision
 from torch import Tensor, nn
 
 import gridless as gl
 from gridless.geometry.voxels import submanifold_taps
 
-PARTS = ("layers", "unet", "first", "triton", "cpu")
+PARTS = ("layers", "unet", "graphs", "first", "triton", "cpu")
 SIDES = (0.05, 0.1)
 CHANNELS = (32, 64, 128, 256)
 # Relative error of a result of ours, against the reference in float64. Rounding to float16 is 5e-4 at most.
@@ -504,16 +506,9 @@ def unet(options: Any, results: Results) -> None:
                 continue
             set_precision(precision, [*libraries.values()])
             cells = [unet_cell(libraries, at, dtype, options.repeats) for at in sites]
-            row: dict[str, Any] = over_scans(cells) | {"scans": len(cells)}
+            row = over_scans(cells) | {"scans": len(cells)}
             results.put("unet", row, name)
-            if dtype == torch.float32:
-                try:
-                    row |= captured_unet(scans, side)
-                except Exception as error:
-                    row["captured"] = f"{type(error).__name__}: {error}"
-                    print(f"unet captured: {row['captured']}", flush=True)
-                results.put("unet", row, name)
-            print(f"unet, {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items() if not isinstance(v, str)))
+            print(f"unet, {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
 
 
 def unet_cell(libraries: dict[str, Any], sites: Tensor, dtype: torch.dtype, repeats: int) -> dict[str, float]:
@@ -530,28 +525,44 @@ def unet_cell(libraries: dict[str, Any], sites: Tensor, dtype: torch.dtype, repe
     return row
 
 
-def captured_unet(scans: list[np.ndarray], side: float) -> dict[str, float]:
-    """Milliseconds of `both` of the network as a plan: eager, and as one graph; geometry anew each time."""
+def graphs(options: Any, results: Results) -> None:
+    scans = load_scans(options.scans)[: min(options.first, 6)]
+    for side in SIDES:
+        for precision, dtype in PRECISIONS.items():
+            name = f"{side * 100:g} cm, {precision}"
+            if results.has("graphs", name) or results.late():
+                continue
+            set_precision(precision, [])
+            row = captured_unet(scans, side, dtype) | {"scans": len(scans)}
+            results.put("graphs", row, name)
+            print(f"graphs, {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
+
+
+def captured_unet(scans: list[np.ndarray], side: float, dtype: torch.dtype) -> dict[str, float]:
+    """Milliseconds of `both`; geometry anew each time, but where a row says that it is kept."""
     torch.manual_seed(0)
-    model = PlanUNet(side).cuda()
-    clouds = [_cloud(scan) for scan in scans]
-    row = {"plan eager both": statistics.median(timed(lambda c=c: model.step(model.plan(c)), 3) for c in clouds)}
+    model = PlanUNet(side).cuda().to(dtype)
+    generator = torch.Generator("cuda").manual_seed(1)
+    points = [torch.from_numpy(scan).cuda() for scan in scans]
+    features = [torch.randn(len(at), INPUTS, device="cuda", generator=generator).to(dtype) for at in points]
+
+    def cloud(n: int) -> gl.Cloud:
+        """A new one, of which nothing is known."""
+        return gl.Cloud.of(points[n], features=features[n])
+
+    each = range(len(scans))
+    row = {"eager": statistics.median(timed(lambda n=n: model.step(model.plan(cloud(n))), 3) for n in each)}
     step = gl.capture(model.step, model.plan)
-    for cloud in clouds * max(2, 10 // len(clouds)):
-        step(model.plan(cloud))
-    row["plan captured graphs"] = step.graphs
-    loss, wanted = step(model.plan(clouds[0])), model.step(model.plan(clouds[0]))
-    row["plan captured difference"] = difference(loss, wanted)
-    row["plan captured both"] = statistics.median(timed(lambda c=c: step(model.plan(c)), 5) for c in clouds)
-    geometries = [model.plan(c) for c in clouds]
-    row["plan captured both, geometry kept"] = statistics.median(timed(lambda g=g: step(g), 5) for g in geometries)
+    for n in [*each] * max(2, 10 // len(scans)):
+        step(model.plan(cloud(n)))
+    row["graphs"] = step.graphs
+    loss, wanted = step(model.plan(cloud(0))), model.step(model.plan(cloud(0)))
+    row["difference"] = difference(loss, wanted)
+    row["captured"] = statistics.median(timed(lambda n=n: step(model.plan(cloud(n))), 5) for n in each)
+    row["ahead"] = ahead_ms(step, model.plan, (cloud(n) for n in [*each] * 6), len(scans))
+    geometries = [model.plan(cloud(n)) for n in each]
+    row["geometry kept"] = statistics.median(timed(lambda g=g: step(g), 5) for g in geometries)
     return row
-
-
-def _cloud(scan: np.ndarray) -> gl.Cloud:
-    points = torch.from_numpy(scan).cuda()
-    features = torch.randn(len(points), INPUTS, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
-    return gl.Cloud.of(points, features=features)
 
 
 # The first step, and tuning.
@@ -825,7 +836,7 @@ def library(name: str) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scans", default="", help="a pack of scans; all parts but cpu need it")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["layers", "unet", "first", "triton"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["layers", "unet", "graphs", "first", "triton"])
     parser.add_argument("--first", type=int, default=22, metavar="N", help="how many scans")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--channels", type=int, nargs="+", default=list(CHANNELS))
@@ -838,7 +849,7 @@ def main() -> None:
         step(options)
         return
     results = Results(options.out, options.seconds)
-    measures = {"layers": layers, "unet": unet, "first": first, "triton": tuned, "cpu": cpu}
+    measures = {"layers": layers, "unet": unet, "graphs": graphs, "first": first, "triton": tuned, "cpu": cpu}
     for part in options.parts:
         begin = time.monotonic()
         measures[part](options, results)
