@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from gridless.structures.base import Structure
 from gridless.structures.edges import Edges
+from gridless.structures.sending import as_one
 
 
 def expect_geometry(geometry: Any) -> None:
@@ -102,3 +104,6 @@ class Geometry(Mapping[str, Structure]):
 
     def pin_memory(self) -> Geometry:
         return Geometry({n: v.pin_memory() for n, v in self._values.items()}, self._lines)
+
+
+ForkingPickler.register(Geometry, as_one)
