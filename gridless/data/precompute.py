@@ -46,8 +46,8 @@ class Precomputed(Dataset):
 
     The constructor computes missing entries (in `num_workers` processes) and writes files of `shard` examples. A file
     appears when it is complete: a run that is interrupted, killed or out of disk space loses at most the files in
-    progress, and the next run continues. Truncated, foreign and damaged headers are refused by name. `verify` also
-    checks the arrays behind the header.
+    progress, and the next run continues. Truncated, foreign and damaged files are refused by name: headers when a file
+    is opened, and each example when it is read (`verify` reads all).
 
     Args:
         dataset: gives (example, label), or an example alone. Its attribute `fingerprint`, if it has one, identifies
@@ -99,8 +99,8 @@ class Precomputed(Dataset):
     def __getitem__(self, i: int) -> Any:
         return self.entry(self.epoch, i)
 
-    def entry(self, epoch: int, i: int) -> Any:
-        """Example i as `set_epoch(epoch)` would give it."""
+    def entry(self, epoch: int, i: int, copy: bool = True) -> Any:
+        """Example i as `set_epoch(epoch)` would give it. Without `copy` nobody may write to it."""
         i = range(len(self))[i]
         number, inside = divmod(i, self.shard)
         path = self._path(epoch % self.repeats, number)
@@ -108,7 +108,7 @@ class Precomputed(Dataset):
             if len(self._shards) >= _OPEN:
                 self._shards.pop(next(iter(self._shards)))
             self._shards[path] = Shard(path, self.key)
-        return self._shards[path][inside]
+        return self._shards[path].read(inside, copy)
 
     @property
     def epoch(self) -> int:

@@ -2,6 +2,7 @@
 
 `flatten` turns an example into named tensors and plain values. Each named tensor of a shard holds the rows of all its
 examples, and `@name` says where those of example i begin and end. Plain values and shapes are JSON in the metadata.
+An example that is read has the checksum of the one that was written: its structures need no further check.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gridless.data.errors import FormatError
 from gridless.data.files import whole_file
 from gridless.structures import Cloud, Edges, Events, Geometry, Structure
 
-FORMAT = "gridless shard 5"
+FORMAT = "gridless shard 6"
 SUFFIX = ".safetensors"
 _STRUCTURES: dict[str, type[Structure]] = {c.__name__: c for c in (Cloud, Edges, Events)}
 _REMEDY = "Remove it, and it will be made again."
@@ -62,7 +63,7 @@ def _join(flats: Any) -> Flat:
 
 
 def restore(shape: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
-    """The inverse of `flatten`."""
+    """The inverse of `flatten`, for leaves that come from it."""
     if shape == "leaf":
         return leaves[prefix]
     if "geometry" in shape:
@@ -96,9 +97,11 @@ def write(path: Path, key: str, examples: Sequence[Any], origin: Sequence[Any]) 
             tensors |= _ragged(path, name, column)
         else:
             plain[name] = column
-    about = {"key": key, "count": len(flat), "shape": shape, "origin": list(origin), "plain": plain}
+    columns = {name: _Column(rows, tensors[f"@{name}"]) for name, rows in tensors.items() if name[0] != "@"}
+    sums = [_checksum(json.dumps(shape), plain, columns, i) for i in range(len(flat))]
+    about = {"key": key, "count": len(flat), "shape": shape, "origin": list(origin), "plain": plain, "sums": sums}
     text = json.dumps(about)
-    metadata = {"format": FORMAT, "about": text, "digest": _digest(text, tensors), "crc": str(_checksum(tensors))}
+    metadata = {"format": FORMAT, "about": text, "digest": _digest(text, tensors)}
     with whole_file(path) as file:
         file.write(save(tensors, metadata))
 
@@ -117,6 +120,28 @@ def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, Tensor]:
     parts = [t.detach().cpu().reshape(1) if t.ndim == 0 else t.detach().cpu() for t in column]
     starts = list(accumulate(map(len, parts), initial=0)) if first.ndim else []
     return {name: torch.cat(parts), f"@{name}": torch.tensor(starts, dtype=torch.int64, device="cpu")}
+
+
+class _Column:
+    """The rows of all examples, and where those of each begin; without `starts` each has one number."""
+
+    def __init__(self, rows: Tensor, starts: Tensor) -> None:
+        self.rows, self.starts, self._count = rows, starts.tolist(), len(rows)
+        self._bytes = rows.reshape(-1).view(torch.uint8).numpy().data
+        self._width = len(self._bytes) // max(self._count, 1)
+
+    def range(self, i: int) -> tuple[int, int]:
+        first, end = self.starts[i : i + 2] if self.starts else (i, i + 1)
+        if not 0 <= first <= end <= self._count:
+            raise ValueError(f"rows {first} to {end} of {self._count}")
+        return first, end
+
+    def __getitem__(self, i: int) -> Tensor:
+        return self.rows[slice(*self.range(i)) if self.starts else i]
+
+    def bytes(self, i: int) -> memoryview:
+        first, end = self.range(i)
+        return self._bytes[first * self._width : end * self._width]
 
 
 class Shard:
@@ -139,31 +164,33 @@ class Shard:
         with _refusing(path, "its header makes no sense"):
             about = json.loads(text)
             self.key, self.count, self.shape = str(about["key"]), int(about["count"]), about["shape"]
-            self.origin = _column(about["origin"], self.count)
+            self.origin, self.sums = (_column(about[name], self.count) for name in ("origin", "sums"))
             self.plain = {name: _column(values, self.count) for name, values in about["plain"].items()}
-            self.crc = int(metadata["crc"])
+            self._shape = json.dumps(self.shape)
             rows = [name for name in tensors if not name.startswith("@")]
-            self.columns = {name: (tensors[name], tensors[f"@{name}"].numpy()) for name in rows}
+            self.columns = {name: _Column(tensors[name], tensors[f"@{name}"]) for name in rows}
         if self.key != key:
             raise FormatError(path, f"made for {self.key}, not for {key}. Remove it.")
-        self.tensors = tensors
 
     def verify(self) -> None:
-        """Refuse arrays that are damaged."""
-        if _checksum(self.tensors) != self.crc:
-            raise FormatError(self.path, f"its arrays are damaged. {_REMEDY}")
+        """Refuse examples that are damaged."""
+        for i in range(self.count):
+            self.read(i)
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, i: int) -> Any:
-        leaves: Flat = {name: column[i] for name, column in self.plain.items()}
+        """Example i, a copy."""
+        return self.read(i, copy=True)
+
+    def read(self, i: int, copy: bool = False) -> Any:
+        """Example i. Without `copy` its tensors are those of the file, which must stay as they are."""
         with _refusing(self.path, f"example {i} is damaged"):
-            for name, (rows, starts) in self.columns.items():
-                first, end = (int(starts[i]), int(starts[i + 1])) if len(starts) else (i, i + 1)
-                if not 0 <= first <= end <= len(rows):
-                    raise ValueError(f"rows {first} to {end} of {len(rows)}")
-                leaves[name] = (rows[first:end] if len(starts) else rows[i]).clone()
+            if _checksum(self._shape, self.plain, self.columns, i) != self.sums[i]:
+                raise ValueError("its checksum is another")
+            leaves: Flat = {name: column[i] for name, column in self.plain.items()}
+            leaves |= {name: column[i].clone() if copy else column[i] for name, column in self.columns.items()}
             return restore(self.shape, leaves)
 
 
@@ -179,10 +206,11 @@ def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(json.dumps(header).encode()).hexdigest()[:32]
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    crc = 0
-    for name in sorted(tensors):
-        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
+def _checksum(shape: str, plain: Mapping[str, list], columns: Mapping[str, _Column], i: int) -> int:
+    """Of all that example i is made of."""
+    crc = zlib.crc32((shape + json.dumps([values[i] for values in plain.values()])).encode())
+    for name in sorted(columns):
+        crc = zlib.crc32(columns[name].bytes(i), crc)
     return crc
 
 

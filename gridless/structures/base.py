@@ -143,10 +143,10 @@ class Structure:
 
     @classmethod
     def of_leaves(cls, leaves: Mapping[str, Any]) -> Self:
-        """A structure from its `leaves`; they are checked."""
+        """A structure from the `leaves` of one; they are not checked."""
         fields: dict[str, Any] = {name: value for name, value in leaves.items() if "." not in name}
         rows = {name.removeprefix("rows."): value for name, value in leaves.items() if name.startswith("rows.")}
-        return cls(**fields, **({"rows": rows} if rows else {}))
+        return cls.made(**fields, **({"rows": Rows(rows)} if rows else {})).trusted()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same structure on another device."""

@@ -76,7 +76,7 @@ class _Batches(Dataset):
         epoch, index, share = job
         if self.cache is None or not len(index):
             return self.loader.prepare(epoch, [(index, share)])[0]
-        geometry, labels = collate([self.cache.entry(epoch, i) for i in index.tolist()])
+        geometry, labels = collate([self.cache.entry(epoch, i, copy=False) for i in index.tolist()])
         return Batch(Group(self.loader.plan, geometry, labels, [share]))
 
 
