@@ -164,8 +164,8 @@ class Shard:
         with _refusing(path, "its header makes no sense"):
             about = json.loads(text)
             self.key, self.count, self.shape = str(about["key"]), int(about["count"]), about["shape"]
-            self.origin, self.sums = (_column(about[name], self.count) for name in ("origin", "sums"))
-            self.plain = {name: _column(values, self.count) for name, values in about["plain"].items()}
+            self.origin, self.sums = (_values(about[name], self.count) for name in ("origin", "sums"))
+            self.plain = {name: _values(values, self.count) for name, values in about["plain"].items()}
             self._shape = json.dumps(self.shape)
             rows = [name for name in tensors if not name.startswith("@")]
             self.columns = {name: _Column(tensors[name], tensors[f"@{name}"]) for name in rows}
@@ -194,7 +194,7 @@ class Shard:
             return restore(self.shape, leaves)
 
 
-def _column(values: Any, count: int) -> list[Any]:
+def _values(values: Any, count: int) -> list[Any]:
     if not isinstance(values, list) or len(values) != count:
         raise ValueError(f"a column is not a list of {count} values")
     return values
