@@ -350,6 +350,11 @@ def taps(r: dict[str, Any]) -> Table:
             if key in graph:
                 figures = best(graph[key], {"spconv, eager": row["spconv both"]}, False)
                 rows.append([f"{name}, with gradients, {label}", "ms", *figures])
+    for cell, row in r["taps"]["triton"].items():
+        for key, unit, label in kinds[:3]:
+            if f"ours {key}" in row:
+                peer = {"spconv-triton": row[f"spconv-triton {key}"]}
+                rows.append([f"{cell}, one scan, {label}", unit, *best(row[f"ours {key}"], peer, False)])
     for name, row in r["taps"]["cpu"].items():
         for key, label in (("forward", "forward"), ("both", "with gradients")):
             peer = {"a loop over taps in torch": row[f"plain {key} s"]}

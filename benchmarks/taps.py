@@ -12,7 +12,7 @@ Parts, each written to --out as soon as a row is measured; rows that are there a
     graphs   the same network as a plan, from the points of a scan: eager, captured by `gl.capture`, and `ahead`, where
              `gl.training.ahead` makes the next geometry meanwhile
     first    seconds of the first step of that network in a new process, without kernels compiled before
-    triton   spconv-triton, which tunes itself at its first calls: one scan, --tuning seconds for a cell at most
+    triton   spconv-triton, which tunes itself at its first calls: one scan of 10 cm, --tuning seconds at most
     cpu      the layers and blocks of PTv3, and the SparseUNet, on 20,000 voxels, beside a plain loop over taps in torch
 
 Columns, in milliseconds, medians of --repeats from call to finished result:
@@ -36,14 +36,12 @@ import copy
 import gc
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -298,7 +296,7 @@ def layers(options: Any, results: Results) -> None:
     rows = {}
     for side in SIDES:
         sites = [sites_of(scan, side) for scan in scans]
-        for precision in PRECISIONS:
+        for precision in options.precisions:
             for channels in options.channels:
                 name = f"{side * 100:g} cm, {channels}, {precision}"
                 if results.has("rows", name) or results.late():
@@ -500,12 +498,12 @@ def unet(options: Any, results: Results) -> None:
     scans = load_scans(options.scans)[: min(options.first, 6)]
     for side in SIDES:
         sites = [sites_of(scan, side) for scan in scans]
-        for precision, dtype in PRECISIONS.items():
+        for precision in options.precisions:
             name = f"{side * 100:g} cm, {precision}"
             if results.has("unet", name) or results.late():
                 continue
             set_precision(precision, [*libraries.values()])
-            cells = [unet_cell(libraries, at, dtype, options.repeats) for at in sites]
+            cells = [unet_cell(libraries, at, PRECISIONS[precision], options.repeats) for at in sites]
             row = over_scans(cells) | {"scans": len(cells)}
             results.put("unet", row, name)
             print(f"unet, {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
@@ -528,12 +526,12 @@ def unet_cell(libraries: dict[str, Any], sites: Tensor, dtype: torch.dtype, repe
 def graphs(options: Any, results: Results) -> None:
     scans = load_scans(options.scans)[: min(options.first, 6)]
     for side in SIDES:
-        for precision, dtype in PRECISIONS.items():
+        for precision in options.precisions:
             name = f"{side * 100:g} cm, {precision}"
             if results.has("graphs", name) or results.late():
                 continue
             set_precision(precision, [])
-            row = captured_unet(scans, side, dtype) | {"scans": len(scans)}
+            row = captured_unet(scans, side, PRECISIONS[precision]) | {"scans": len(scans)}
             results.put("graphs", row, name)
             print(f"graphs, {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items()), flush=True)
 
@@ -602,48 +600,55 @@ def step(options: Any) -> None:
 
 
 def tuned(options: Any, results: Results) -> None:
-    spconv = library("spconv_triton")
-    if spconv is None:
+    """Cells of spconv-triton tune beside each other, each in a process of its own. Then each is timed alone, with what
+    Triton has kept on disk."""
+    if library("spconv_triton") is None:
         return
-    scan = load_scans(options.scans)[0]
-    for precision in ("TF32", "float16", "IEEE float32"):
-        for channels in (32, 64):
-            name = f"10 cm, {channels}, {precision}"
-            if results.has("triton", name) or results.late():
-                continue
-            set_precision(precision, [spconv])
-            layer, row = Layer(sites_of(scan, 0.1), channels, PRECISIONS[precision]), {}
-            begin = time.perf_counter()
+    names = [f"{precision}, {c}" for precision in options.precisions for c in options.channels]
+    names = [name for name in names if not results.has("triton", f"10 cm, {name}")]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--scans", options.scans, "--repeats", str(options.repeats), "--tune"]
+        caches = os.environ | {"TRITON_CACHE_DIR": folder}
+        pipe = subprocess.PIPE
+        tuning = {name: subprocess.Popen([*command, name], env=caches, stdout=pipe, stderr=pipe) for name in names}
+        end = time.monotonic() + options.tuning
+        for name, process in tuning.items():
             try:
-                with at_most(options.tuning):
-                    work = theirs(layer, spconv)
-                    work["both"]()
-                    torch.cuda.synchronize()
-                    row["tuning s"] = time.perf_counter() - begin
-                    row["difference"] = difference(ours(layer)["forward"](), work["forward"]())
-                    for what in work:
-                        with torch.set_grad_enabled(what == "both"):
-                            row[what] = timed(work[what], options.repeats)
-            except Exception as error:
-                row["error"] = f"{type(error).__name__}: {error}"[:200]
-            results.put("triton", row, name)
+                out, error = process.communicate(timeout=max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+                out, error = b"", f"more than {options.tuning:g} s".encode()
+            row = json.loads(out.splitlines()[-1]) if out else {"error": error.decode()[-200:]}
+            results.put("triton", row, f"10 cm, {name}")
+        for name in names:
+            row = results.values["triton"][f"10 cm, {name}"]
+            if "error" not in row:
+                done = subprocess.run([*command, name], env=caches, capture_output=True, text=True, check=True)
+                row |= json.loads(done.stdout.splitlines()[-1]) | {"tuning s": row["tuning s"]}
+                results.put("triton", row, f"10 cm, {name}")
             print(f"spconv-triton, {name}: {row}", flush=True)
 
 
-@contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Raises a TimeoutError in the block when the time is over."""
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"more than {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def tune(options: Any) -> None:
+    """Prints how long spconv-triton takes to tune itself for one layer on one scan, and the times of both sides."""
+    precision, channels = options.tune.split(", ")
+    spconv = import_module("spconv_triton.pytorch")
+    set_precision(precision, [spconv])
+    layer, row = Layer(sites_of(load_scans(options.scans)[0], 0.1), int(channels), PRECISIONS[precision]), {}
+    works = {"ours": ours(layer), "spconv-triton": theirs(layer, spconv)}
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for what in ("both", "anew"):
+        works["spconv-triton"][what]()
+    torch.cuda.synchronize()
+    row["tuning s"] = time.perf_counter() - begin
+    row["difference"] = difference(works["ours"]["forward"](), works["spconv-triton"]["forward"]())
+    for who, work in works.items():
+        for what in work:
+            with torch.set_grad_enabled(what == "both"):
+                row[f"{who} {what}"] = timed(work[what], options.repeats)
+    print(json.dumps(row))
 
 
 # On a CPU.
@@ -840,13 +845,15 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=22, metavar="N", help="how many scans")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--channels", type=int, nargs="+", default=list(CHANNELS))
+    parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--tuning", type=float, default=60, metavar="SECONDS", help="for what compiles or tunes itself")
     parser.add_argument("--seconds", type=float, default=1e9, help="no further row is begun after that")
     parser.add_argument("--out", default=str(RESULTS / "taps.json"))
     parser.add_argument("--step", help=argparse.SUPPRESS)
+    parser.add_argument("--tune", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.step:
-        step(options)
+    if options.step or options.tune:
+        step(options) if options.step else tune(options)
         return
     results = Results(options.out, options.seconds)
     measures = {"layers": layers, "unet": unet, "graphs": graphs, "first": first, "triton": tuned, "cpu": cpu}
