@@ -187,9 +187,9 @@ def backbones(r: dict[str, Any]) -> Table:
         )
     caption = (
         "Networks of other projects, unchanged, with `gl.compat.enable()` and with spconv 2.3.8: the same random "
-        "weights, and voxels of a LiDAR scan. Only spconv differs: torch_scatter and flash_attn are those of gridless on both "
-        "sides. Differences are relative to the largest value. Empty cells were not measured, or the precision is not "
-        "that network's.\n\n"
+        "weights, and voxels of a LiDAR scan. Only spconv differs: torch_scatter and flash_attn are those of gridless "
+        "on both sides. Differences are relative to the largest value. Empty cells were not measured, or the precision "
+        "is not that network's.\n\n"
         "- *Gradients*: of all parameters, in a training step. *From float64*: each library from gridless in float64. "
         "*spconv's, two runs*: gradients of spconv from each other.\n"
         "- *Same bits*, of two runs of gridless: *yes*, or of the *output* only.\n"
