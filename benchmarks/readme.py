@@ -113,18 +113,18 @@ def table() -> str:
 
 
 def networks() -> str:
-    """The largest relative difference of each network's output from that with spconv, by machine and precision, and the
-    speed of a training step on a GPU, as a multiple of spconv's."""
+    """The largest relative difference of each network's output from that with spconv, and the speed of a training step
+    as a multiple of spconv's, by machine and precision."""
     cells: dict[str, dict[str, str]] = {}
     for row in read_results()["backbones"]["rows"]:
         machine = row["device"].removeprefix("NVIDIA ") if "NVIDIA" in row["device"] else "CPU"
         cell = cells.setdefault(row["network"], {"parameters": f"{row['parameters'] / 1e6:.1f} M"})
+        column = f"{row['precision'].removeprefix('IEEE ')}, {machine}"
         if "from spconv" in row["gridless"]:
-            column = f"{row['precision'].removeprefix('IEEE ')}, {machine}"
             cell[column] = f"{row['gridless']['from spconv']['output']:.0e}"
-        if machine != "CPU" and "spconv" in row:
+        if "both ms" in row.get("spconv", {}):
             speed = row["spconv"]["both ms"] / row["gridless"]["both ms"]
-            cell[f"speed, {row['precision'].removeprefix('IEEE ')}"] = f"{speed:.1f}"
+            cell[f"speed, {column}"] = f"{speed:.1f}"
     columns = sorted(dict.fromkeys(column for cell in cells.values() for column in cell), key=lambda c: "speed" in c)
     rows = [(name, *(cell.get(column, "") for column in columns)) for name, cell in cells.items()]
     return lines([("network", *columns), *rows])
