@@ -97,8 +97,8 @@ def write(path: Path, key: str, examples: Sequence[Any], origin: Sequence[Any]) 
             tensors |= _ragged(path, name, column)
         else:
             plain[name] = column
-    columns = {name: _Column(rows, tensors[f"@{name}"]) for name, rows in tensors.items() if name[0] != "@"}
-    sums = [_checksum(json.dumps(shape), plain, columns, i) for i in range(len(flat))]
+    columns, shape_text = _columns(tensors), json.dumps(shape)
+    sums = [_checksum(shape_text, plain, columns, i) for i in range(len(flat))]
     about = {"key": key, "count": len(flat), "shape": shape, "origin": list(origin), "plain": plain, "sums": sums}
     text = json.dumps(about)
     metadata = {"format": FORMAT, "about": text, "digest": _digest(text, tensors)}
@@ -144,6 +144,11 @@ class _Column:
         return self._bytes[first * self._width : end * self._width]
 
 
+def _columns(tensors: Mapping[str, Tensor]) -> dict[str, _Column]:
+    """By name, in order: a checksum goes through them."""
+    return {name: _Column(tensors[name], tensors[f"@{name}"]) for name in sorted(tensors) if name[:1] != "@"}
+
+
 class Shard:
     """An open file of examples."""
 
@@ -166,9 +171,7 @@ class Shard:
             self.key, self.count, self.shape = str(about["key"]), int(about["count"]), about["shape"]
             self.origin, self.sums = (_values(about[name], self.count) for name in ("origin", "sums"))
             self.plain = {name: _values(values, self.count) for name, values in about["plain"].items()}
-            self._shape = json.dumps(self.shape)
-            rows = [name for name in tensors if not name.startswith("@")]
-            self.columns = {name: _Column(tensors[name], tensors[f"@{name}"]) for name in rows}
+            self.columns, self._shape_text = _columns(tensors), json.dumps(self.shape)
         if self.key != key:
             raise FormatError(path, f"made for {self.key}, not for {key}. Remove it.")
 
@@ -187,7 +190,7 @@ class Shard:
     def read(self, i: int, copy: bool = False) -> Any:
         """Example i. Without `copy` its tensors are those of the file, which must stay as they are."""
         with _refusing(self.path, f"example {i} is damaged"):
-            if _checksum(self._shape, self.plain, self.columns, i) != self.sums[i]:
+            if _checksum(self._shape_text, self.plain, self.columns, i) != self.sums[i]:
                 raise ValueError("its checksum is another")
             leaves: Flat = {name: column[i] for name, column in self.plain.items()}
             leaves |= {name: column[i].clone() if copy else column[i] for name, column in self.columns.items()}
@@ -207,10 +210,10 @@ def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _checksum(shape: str, plain: Mapping[str, list], columns: Mapping[str, _Column], i: int) -> int:
-    """Of all that example i is made of."""
+    """Of all that example i is made of; `shape` is JSON."""
     crc = zlib.crc32((shape + json.dumps([values[i] for values in plain.values()])).encode())
-    for name in sorted(columns):
-        crc = zlib.crc32(columns[name].bytes(i), crc)
+    for column in columns.values():
+        crc = zlib.crc32(column.bytes(i), crc)
     return crc
 
 

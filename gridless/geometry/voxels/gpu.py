@@ -11,6 +11,7 @@ for the insertions, not for the look-ups: it must know whether a site is there t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -60,7 +61,7 @@ def seeing(sites: Tensor, low: list[int], sides: list[int], *window: list[int]) 
     columns, reaches = sites.shape[1], []
     for kernel, stride, _, dilation in zip(*window, strict=True):
         reaches.append(cdiv(kernel, stride) if dilation == 1 else kernel)
-    settings = numbers(((*low, *sides), *map(tuple, (*window, reaches))), sites.device)
+    settings = numbers((*low, *sides, *itertools.chain(*window, reaches)), sites.device)
     each = math.prod(reaches)
     candidates = len(sites) * each
     # One key behind all others is cut off again: the host does not read whether there are some that see nothing.

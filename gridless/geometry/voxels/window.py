@@ -87,16 +87,16 @@ def _offsets(axes: tuple[tuple[int, int, int, int], ...], device: torch.device) 
 
 
 @lru_cache(256)
-def numbers(values: tuple, device: torch.device) -> Tensor:
-    """Numbers, perhaps in tuples, as one row int64."""
-    flat = [v for value in values for v in (value if isinstance(value, tuple) else (value,))]
-    return torch.tensor(flat, dtype=torch.int64).to(device)
+def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Whole numbers as a tensor int64."""
+    return torch.tensor(values, dtype=torch.int64).to(device)
 
 
 def sites_seeing(what: str, sites: Tensor, window: Window, extent: list[int] | None) -> Tensor:
     """The distinct sites of the new grid that see one of `sites`, in order: from 0 to below the extent, or all without.
 
-    A GPU waits once for how many there are, and before for the box of `sites` where the extent does not bound keys.
+    A GPU waits for how many there are. Before that it waits for the box of `sites` if they are int64, or if there is no
+    extent or a large one.
     """
     if not len(sites):
         return sites.new_empty(sites.shape)
@@ -134,7 +134,7 @@ def distinct_sites(what: str, sites: Tensor, candidates: Tensor, extent: list[in
         inside = ((candidates[:, 1:] >= 0) & (candidates[:, 1:] < limit)).all(1)
         candidates = candidates[inside]
     distinct = backends.implementation(reference, sites.device).distinct(candidates.contiguous())
-    return _in_dtype_of(what, sites, distinct)
+    return _in_dtype_of(what, sites, distinct) if extent is None else distinct.to(sites.dtype)
 
 
 def _in_dtype_of(what: str, sites: Tensor, new: Tensor) -> Tensor:

@@ -86,8 +86,8 @@ def compile_layers(device: torch.device, dtype: torch.dtype, fixed: Any = None) 
             needs = layer is not fixed, weight.requires_grad
             compile_ahead(theta, layer.bias is not None, symmetric, needs)
     for *kernel, keeps_sites in searches:
-        site = torch.zeros(1, 1 + len(kernel), dtype=torch.int32, device=device)
-        submanifold_taps(site, kernel) if keeps_sites else strided_taps(site, kernel)
+        search = submanifold_taps if keeps_sites else strided_taps
+        search(torch.zeros(1, 1 + len(kernel), dtype=torch.int32, device=device), kernel)
 
 
 def _is_tf32() -> bool:
