@@ -614,7 +614,7 @@ def tuned(options: Any, results: Results) -> None:
         end = time.monotonic() + options.tuning
         for name, process in tuning.items():
             try:
-                out, error = process.communicate(timeout=max(0.0, end - time.monotonic()))
+                out, error = process.communicate(timeout=max(1.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
@@ -852,8 +852,11 @@ def main() -> None:
     parser.add_argument("--step", help=argparse.SUPPRESS)
     parser.add_argument("--tune", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.step or options.tune:
-        step(options) if options.step else tune(options)
+    if options.step:
+        step(options)
+        return
+    if options.tune:
+        tune(options)
         return
     results = Results(options.out, options.seconds)
     measures = {"layers": layers, "unet": unet, "graphs": graphs, "first": first, "triton": tuned, "cpu": cpu}
