@@ -19,7 +19,8 @@ Values are those of evaluation, gradients those of a training step (batch statis
 a fixed linear function of the output. Differences are the largest absolute one over the largest absolute value; of
 gradients over all parameters together, and as norms. `again` is the difference of two runs of one library, `from
 float64` that of each side from gridless in float64. A row is written as soon as it is measured. Times are eager:
-medians of --repeat calls, with new indices in each.
+medians of --repeat calls, with new indices in each. `both MiB` is the peak of a training step above the weights, voxels
+and features.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Side:
         gradients = {n: p.grad.clone() for n, p in self.model.named_parameters() if p.grad is not None}
         return {"output": output, **gradients}
 
-    def milliseconds(self, dtype: torch.dtype, repeat: int) -> dict[str, float]:
+    def cost(self, dtype: torch.dtype, repeat: int) -> dict[str, float]:
         def timed(work: Callable[[torch.dtype], Any]) -> float:
             def finished() -> None:
                 work(dtype)
@@ -143,9 +144,15 @@ class Side:
 
             return 1e3 * seconds(finished, repeat)
 
-        both = timed(self.both)
+        figures = {"both ms": timed(self.both)}
+        if self.device == "cuda":
+            self.model.zero_grad()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            self.both(dtype)
+            figures["both MiB"] = (torch.cuda.max_memory_allocated() - before) / 2**20
         self.model.eval()
-        return {"forward ms": timed(self.forward), "both ms": both}
+        return {"forward ms": timed(self.forward), **figures}
 
 
 Rows = dict[str, dict[str, Any]]  # by precision
@@ -174,7 +181,7 @@ def measured(name: str, library: str, options: argparse.Namespace, folder: Path)
             row["from float64"] = difference(first, exact)
             if spconv is not None:
                 row["spconv from float64"] = difference(spconv, exact)
-        rows[precision] = row | (side.milliseconds(dtype, options.repeat) if dtype != torch.float64 else {})
+        rows[precision] = row | (side.cost(dtype, options.repeat) if dtype != torch.float64 else {})
     return {"parameters": sum(p.numel() for p in side.model.parameters()), "voxels": len(side.cells)}, rows
 
 
