@@ -352,9 +352,7 @@ def epochs(r: Results) -> str:
         "eager in TF32. *Online*: geometry on the GPU. *Workers*: 8 processes on the CPU, which prepare whole batches: "
         "with one batch an epoch, one of them works. *Files*: read from files that were made before. *Limit*: "
         "online, where the allocator may use 11 GB. A peak of rows online may include up to 2 GiB that the row before "
-        "it left. Rows of workers and files at 128 and 1,024 ran on a faster host than the others; all ran before a "
-        "batch was sent between processes in one piece, and before files were read with one checksum an example. Ten "
-        "rows of workers and files have not been measured. "
+        "it left. Five rows of workers and files of the small network have not been measured. "
         "On this machine making geometry on the GPU is faster than reading it or making it on the CPU."
     )
     return f"## Table 3\n\n{caption}\n\n{table(columns, rows)}"
