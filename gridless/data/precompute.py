@@ -51,7 +51,8 @@ class Precomputed(Dataset):
 
     Args:
         dataset: gives (example, label), or an example alone. Its attribute `fingerprint`, if it has one, identifies
-            the contents and is part of the key.
+            the contents and is part of the key. If it has a method `several`, that gives a list of the examples of a
+            file, whose numbers it takes; their random numbers must not be torch's.
         folder: the parent of the folder of this key.
         plan: runs on each example; None if the data set's transform ends with a plan.
         repeats: augmentations of each example.
@@ -192,8 +193,8 @@ class Precomputed(Dataset):
         work = ShardWriter(self.dataset, self.plan, self.seed, self.key, ())
         with bar("compare", sum(map(len, first))) as advance:
             for members, (path, repeat) in first.items():
-                for i, known in zip(members, Shard(path, self.key).origin):
-                    if not _alike(known, _trace(work.raw(repeat, i))):
+                for i, known, raw in zip(members, Shard(path, self.key).origin, work.raw(repeat, members)):
+                    if not _alike(known, _trace(raw)):
                         raise ValueError(
                             f"Precomputed: {path} was made from another example {i} than {type(self.dataset).__name__} "
                             f"has now. Remove {self.folder}, or pass version='...'."
@@ -232,7 +233,7 @@ class ShardWriter(Dataset):
 
     def __call__(self, n: int) -> int:
         path, repeat, members = self.files[n]
-        raw = [self.raw(repeat, i) for i in members]
+        raw = self.raw(repeat, members)
         try:
             write(path, self.key, [self._planned(example) for example in raw], [_trace(example) for example in raw])
         except OSError as error:
@@ -246,18 +247,23 @@ class ShardWriter(Dataset):
             return example
         return (self.plan(example[0]), *example[1:]) if isinstance(example, tuple | list) else self.plan(example)
 
-    def raw(self, repeat: int, i: int) -> Any:
-        """Example i as it is before the plan."""
+    def raw(self, repeat: int, members: range) -> list[Any]:
+        """Examples as they are before the plan."""
         before = [getattr(whole, "epoch", 0) for whole in self.wholes]
         for whole in self.wholes:
             whole.set_epoch(repeat)
         try:
+            if hasattr(self.dataset, "several"):
+                return self.dataset.several(members)
             with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed_of(self.seed, repeat, i))
-                return self.dataset[i]
+                return [self._drawn(repeat, i) for i in members]
         finally:
             for whole, epoch in zip(self.wholes, before, strict=True):
                 whole.set_epoch(epoch)
+
+    def _drawn(self, repeat: int, i: int) -> Any:
+        torch.default_generator.manual_seed(seed_of(self.seed, repeat, i))
+        return self.dataset[i]
 
 
 def _wholes(dataset: Any) -> list[Any]:

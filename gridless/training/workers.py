@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ class _Batches(Dataset):
 
 
 class _Drawn(Dataset):
-    """The augmented examples of a loader with their labels, one by one."""
+    """The augmented examples of a loader with their labels."""
 
     def __init__(self, loader: Loader, contents: list[Tensor]) -> None:
         self.loader, self.epoch, self.transform = loader, 0, loader.augment
@@ -94,9 +94,12 @@ class _Drawn(Dataset):
         return len(self.loader.data.labels)
 
     def __getitem__(self, i: int) -> tuple[Any, Any]:
-        loader = self.loader
-        drawn = loader.data.draw(loader.augment, loader.seed, self.epoch, torch.tensor([i]))
-        return drawn, loader.data.labels[i].tolist()
+        return self.several([i])[0]
+
+    def several(self, numbers: Sequence[int]) -> list[tuple[Any, Any]]:
+        loader, index = self.loader, torch.tensor(numbers)
+        drawn = loader.data.draw(loader.augment, loader.seed, self.epoch, index)
+        return list(zip(drawn.examples, loader.data.labels[index].tolist()))
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

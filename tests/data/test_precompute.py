@@ -78,6 +78,26 @@ def test_rows_are_kept(tmp_path):
         assert geometry["X1"].directions == ("normal",)
 
 
+def test_a_data_set_gives_the_examples_of_a_file_at_once(tmp_path):
+    class Together(Scans):
+        asked: list[list[int]] = []
+
+        def several(self, numbers):
+            self.asked.append(list(numbers))
+            return [Scans()[i] for i in numbers]
+
+        def __getitem__(self, i):
+            raise AssertionError("examples are asked for one by one")
+
+    data = gl.Precomputed(Together(), tmp_path, plan(), shard=2)
+    assert Together.asked == [[0, 1], [2, 3], [4]]
+    for i in range(5):
+        geometry, label = data[i]
+        assert label == i
+        assert_same(geometry, plan()(Scans()[i][0]))
+    data.verify()
+
+
 def test_what_is_read_is_what_the_plan_made(tmp_path):
     data = gl.Precomputed(shapes(gl.augment.First(30)), tmp_path, plan(), shard=4)
     assert len(data) == 10
