@@ -84,7 +84,7 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Train two small networks on generated data, run one live, and write OUT/report.html."""
-    missing = [name for name in ("lightning", "tensorboard", "matplotlib") if find_spec(name) is None]
+    missing = [name for name in ("tensorboard", "matplotlib") if find_spec(name) is None]
     if missing:
         raise ImportError(f"the demo needs {' and '.join(missing)}. Run: pip install {' '.join(missing)}")
     console = Console(stderr=True)

@@ -86,7 +86,7 @@ def train(
     chosen = recipe_of(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats, task=task)
     if chosen.geometry == "offline":
         check_writable(folder, "--cache")
-    # Lightning takes seconds to import: wrong options are refused first.
+    # This takes seconds to import: wrong options are refused first.
     from gridless.training.loop import train as train_by
     from gridless.training.setup import Options
 

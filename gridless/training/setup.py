@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from gridless.nn import synchronise
@@ -22,6 +21,9 @@ from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
 from gridless.training.step import Average, make_step
 from gridless.training.workers import WorkerLoader, precomputed, processes
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,50 @@ class Options:
     `on_validation_start(state)` and `on_epoch_end(state)`."""
 
 
+class OneProcess:
+    """What a run of one process needs of Lightning's Fabric, which takes seconds to import."""
+
+    world_size, global_rank, is_global_zero = 1, 0, True
+
+    def __init__(self, device: torch.device, callbacks: Sequence[Any]) -> None:
+        self.device, self.callbacks = device, callbacks
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            if hasattr(callback, hook):
+                getattr(callback, hook)(*arguments)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return x
+
+    def rank_zero_first(self, local: bool) -> AbstractContextManager:
+        return nullcontext()
+
+
 class Run:
     """A run in progress: network, optimiser, step, batches, and the network to evaluate."""
 
     def __init__(
-        self, fabric: Fabric, recipe: Recipe, task: Any, model: Any, data: TrainingSet, valid: Any, options: Options
+        self,
+        fabric: Fabric | OneProcess,
+        recipe: Recipe,
+        task: Any,
+        model: Any,
+        data: TrainingSet,
+        valid: Any,
+        options: Options,
     ) -> None:
         self.fabric, self.recipe, self.task, self.options = fabric, recipe, task, options
-        alone, loss, model = fabric.world_size == 1, task.loss, model.to(fabric.device)
-        if not alone:
+        loss, model = task.loss, model.to(fabric.device)
+        if not isinstance(fabric, OneProcess):
             synchronise(model)
             loss = _spread(fabric, model, task)
         average = Average(model, recipe.average) if recipe.average else None
         self.state = State(model, recipe.make_optimiser(model), recipe.make_schedule(), average)
-        chosen = recipe if alone else recipe.changed(capture=False)
+        chosen = recipe if fabric.world_size == 1 else recipe.changed(capture=False)
         self.step = make_step(chosen, model, self.state.optimiser, average, loss=loss, backward=fabric.backward)
         self.loader, self.examples = self._batches(data, model.plan), len(data)
         self.valid, self.about = None if valid is None else valid.to(fabric.device), task.about(data)
@@ -115,6 +147,8 @@ def _spread(fabric: Fabric, model: nn.Module, task: Any) -> Callable[[Any, Batch
 
 def check_settings(recipe: Recipe, device: torch.device, alone: bool) -> None:
     """Reject settings of a recipe that the device, or a run of several processes, does not support."""
+    if not alone:
+        import lightning.fabric  # noqa: F401  If it is missing, nothing has been written.
     if recipe.precision == "bf16" and device.type == "cpu":
         raise ValueError("recipe: precision bf16 needs a GPU. On the CPU add --set precision=32.")
     if recipe.capture and not alone:
@@ -122,15 +156,21 @@ def check_settings(recipe: Recipe, device: torch.device, alone: bool) -> None:
 
 
 @contextmanager
-def make_fabric(device: torch.device, options: Options) -> Iterator[Fabric]:
+def make_fabric(device: torch.device, options: Options) -> Iterator[Fabric | OneProcess]:
     """Launch the processes of a run. If this one fails, it ends the processes that it launched."""
+    if options.devices * options.nodes == 1:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            # With its number, as tensors have it.
+            yield OneProcess(torch.empty(0, device=device).device, options.callbacks)
+        return
+    from lightning.fabric import Fabric
+
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
-    alone = options.devices * options.nodes == 1
     fabric = Fabric(
         accelerator="cuda" if device.type == "cuda" else "cpu",
-        devices=[device.index] if device.index is not None and options.devices == 1 else options.devices,
+        devices=options.devices,
         num_nodes=options.nodes,
-        strategy="auto" if alone else "ddp",
+        strategy="ddp",
         callbacks=list(options.callbacks),
     )
     fabric.launch()
