@@ -4,7 +4,7 @@
 - examples: a ragged training set.
 - loader: batches with their geometry, made here or by workers.
 - step: forward, loss, backward, optimiser; eager or captured.
-- setup and loop: a whole run, on Fabric.
+- setup and loop: a whole run. Lightning Fabric starts several processes.
 - checkpoints: files from which a run resumes.
 - normalisation: statistics for the current weights.
 - evaluate: accuracy of the result.
