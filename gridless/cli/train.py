@@ -70,20 +70,20 @@ def train(
     Ctrl-C leaves a checkpoint, from which --resume continues as if there had been no interruption.
     With --seeds, mean, deviation and best of all figures are printed, and written to OUT/seeds.json.
     """
-    if seeds is not None:
-        from gridless.training.seeds import run_seeds
-
-        options = {name: value for name, value in locals().items() if name not in ("seeds", "out", "run_seeds")}
-        print(json.dumps(run_seeds(train, options, out, seeds)))
-        return
+    given = {name: value for name, value in locals().items() if name not in ("seeds", "out")}
     from gridless.data.files import check_writable
     from gridless.tasks.registry import task_for
     from gridless.tasks.storage import Storage, load_splits
     from gridless.training.checkpoints import check_folder
 
+    chosen = recipe_of(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats, task=task)
+    if seeds is not None:
+        from gridless.training.seeds import run_seeds
+
+        print(json.dumps(run_seeds(train, chosen, given, out, seeds)))
+        return
     check_folder(out, resume)
     place, folder = pick_device(device), cache or Path("cache")
-    chosen = recipe_of(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats, task=task)
     if chosen.geometry == "offline":
         check_writable(folder, "--cache")
     # This takes seconds to import: wrong options are refused first.

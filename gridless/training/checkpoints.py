@@ -81,7 +81,7 @@ def read_checkpoint(path: Path, recipe: Recipe, examples: str) -> dict[str, Any]
     if _is_foreign(saved):
         remedy = "Finish the run with that version, or start again in another folder (--out)."
         raise ValueError(f"{path}: written by another version of gridless. {remedy}")
-    changes = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(recipe.to_dict(), before)]
+    changes = [f"{name} is {a!r}, was {b!r}" for name, a, b in differences(recipe.to_dict(), before)]
     if examples != f"{count} {digest}":
         changes.append(f"the training examples differ ({examples.split()[0]} of them, was {count})")
     if changes:
@@ -95,10 +95,10 @@ def _is_foreign(saved: dict[str, Any]) -> bool:
     return "pytorch-lightning_version" in saved or saved.get("format", FORMAT) != FORMAT
 
 
-def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+def differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     if isinstance(now, dict) and isinstance(before, dict):
         for key in {**now, **before}:
-            yield from _differences(now.get(key), before.get(key), f"{name}.{key}" if name else key)
+            yield from differences(now.get(key), before.get(key), f"{name}.{key}" if name else key)
     elif now != before:
         yield name, now, before
 

@@ -35,6 +35,16 @@ def test_every_seed_is_a_run_of_its_own_and_the_summary_is_of_all(tmp_path, caps
     assert json.loads(capsys.readouterr().out)["seeds"] == [5, 6, 7]
     assert (out / "seed-5" / "results.json").stat().st_mtime_ns == before
 
+    # The figures of other runs would be taken for those of this one.
+    assert main([*WORDS, "--seeds", "2", "--seed", "5", "--epochs", "3", "--out", str(out)]) == 1
+    assert "recipe.epochs is 3, was 2" in capsys.readouterr().err
+    assert main([*WORDS, "--seeds", "2", "--seed", "5", "--limit", "30", "--out", str(out)]) == 1
+    assert "limit is 30, was 40" in capsys.readouterr().err
+    (out / "runs.json").unlink()
+    assert main([*WORDS, "--seeds", "2", "--seed", "5", "--out", str(out)]) == 1
+    assert "Choose another folder (--out)" in capsys.readouterr().err
+    assert (out / "seed-5" / "results.json").stat().st_mtime_ns == before
+
 
 def test_a_summary_has_mean_deviation_and_best_of_figures_only():
     runs = [{"valid_accuracy": a, "train_loss": b, "epochs": 3, "history": []} for a, b in ((0.8, 1.0), (0.9, 2.0))]
