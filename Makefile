@@ -53,11 +53,11 @@ bench: .venv/.done
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[peers]"
 	for name in geometry conv event_files event_conv streaming; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
-# The paper's tables and figures: what this machine can run and has not run yet, then the page docs/reproduction.md.
+# The paper's tables and figures: what this machine can run and nobody has run yet, then the page docs/reproduction.md.
 # GPU machines often come with their own Python: make reproduce BIN=/usr/bin DATA=DIR
 DATA ?= ../shared/data
 
-reproduce:
+reproduce: $(if $(filter .venv/bin,$(BIN)),.venv/.done)
 	$(BIN)/python benchmarks/reproduction.py run --data $(DATA)
 
 soak: .venv/.done

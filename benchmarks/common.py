@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data"
+DATA = Path(os.environ.get("GRIDLESS_DATA", ROOT.parent / "shared" / "data"))
 RESULTS = ROOT / "benchmarks" / "results"
 # The gridless of this tree, installed or not: scripts import this module before it.
 sys.path.insert(0, str(ROOT))

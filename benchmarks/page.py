@@ -444,23 +444,6 @@ def scans(r: dict[str, Any]) -> Table:
     return "SemanticKITTI", f"{caption} {origin(results)}", ["", ""], rows
 
 
-def epochs(r: dict[str, Any]) -> Table:
-    rows = []
-    for row in r["epochs"]["rows"]:
-        how = "captured" if row.get("captured") else "eager"
-        geometry = f"{row.get('geometry', 'online')}, {row.get('points', 'full')} points"
-        figures = [row.get("seconds_per_epoch", row.get("error")), row.get("peak_mib", "")]
-        rows.append([row["network"], row["batch"], geometry, how, *figures])
-    columns = ["network", "batch", "geometry", "steps", "s an epoch", "peak MiB"]
-    return (
-        "Epochs of ModelNet40",
-        "TF32 on both sides. PointNet2 and DGCNN are PyG's. *Online* computes the geometry of each batch, *offline* "
-        f"keeps it on the GPU. *Dropped*: 576 of 1,024 points on average. {origin(r['epochs'])}",
-        columns,
-        rows,
-    )
-
-
 def from_disk(r: dict[str, Any]) -> Table:
     rows = [
         [row["recipe"], row["examples"], row["pack_mb"], row["memory_s"], row["warm_s"], row["cold_s"]]
@@ -659,7 +642,6 @@ TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
     cities: {"scale": ("scale",)},
     processes: {"scale": ("scale",)},
     scans: {"scale": ("scale",)},
-    epochs: {"epochs": ("epochs",)},
     from_disk: {"out_of_core": ("out_of_core",)},
     event_layers: {"event_conv": ("event_conv_cpu", "event_conv_cuda")},
     live: {"streaming": ("streaming", "soak", "latency")},

@@ -29,12 +29,11 @@ from typing import Any
 
 import torch
 from common import RESULTS, keep, machine
-from epochs import peer
 from peers_points import PointCNN, PointNet2
 
 from gridless.tasks import find
 from gridless.tasks.loading import load_data
-from gridless.training import TrainingSet, load_recipe
+from gridless.training import Policy, TrainingSet, load_recipe
 from gridless.training.run import run
 from gridless.training.workers import precomputed, processes
 
@@ -65,6 +64,11 @@ def peak() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**20 if CUDA else None
 
 
+def finish() -> None:
+    if CUDA:
+        torch.cuda.synchronize()
+
+
 class EpochClock:
     """A callback of a run: the times at which epochs end, when the device has finished them."""
 
@@ -72,8 +76,7 @@ class EpochClock:
         self.ends: list[float] = []
 
     def on_epoch_end(self, state: Any) -> None:
-        if CUDA:
-            torch.cuda.synchronize()
+        finish()
         self.ends.append(time.perf_counter())
 
 
@@ -108,6 +111,33 @@ def ours(row: dict[str, Any], clouds: TrainingSet, warm: int = WARM, timed: int 
             figures["precompute_seconds"] = time.perf_counter() - began
         figures["seconds_per_epoch"] = epoch_seconds(recipe, clouds, Path(scratch), warm, timed)
     return figures | {"peak_mib": peak()}
+
+
+def peer(clouds: TrainingSet, kind: Any, batch: int, steps: int) -> dict[str, Any]:
+    """So many steps, scaled to an epoch; sampling and searches on the device, as for ours online."""
+    device = clouds.points.device
+    model = kind().to(device).train()
+    optimiser = torch.optim.Adam(model.parameters(), fused=CUDA or None)
+    policy = Policy(shuffle=True, scale=(0.8, 1.25))
+    order = torch.randperm(len(clouds), generator=torch.Generator().manual_seed(0))
+
+    def step(number: int) -> None:
+        index = order[torch.arange(number * batch, (number + 1) * batch) % len(order)]
+        geometry = kind.geometry(clouds.draw(policy, 0, 0, index))
+        loss = torch.nn.functional.cross_entropy(model(geometry), clouds.labels[index.to(device)])
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+    for number in range(3):
+        step(number)
+    finish()
+    began = time.perf_counter()
+    for number in range(steps):
+        step(number)
+    finish()
+    seconds = (time.perf_counter() - began) / (steps * batch) * len(clouds)
+    return {"seconds_per_epoch": seconds, "peak_mib": peak()}
 
 
 def measured(row: dict[str, Any], arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# The point-cloud results, from nothing, on one GPU: benchmarks/train_points.sh DATA OUT [sweep|choose|final|epochs ...]
+# The point-cloud results, from nothing, on one GPU: benchmarks/train_points.sh DATA OUT [sweep|choose|final ...]
 #   sweep   variants of the modern network side by side, on every fourth training cloud, held out
 #   choose  the recipes of this data set on its validation part, a tenth of the training clouds
 #   final   the recipes on all training clouds: what is shipped
-#   epochs  the table of epoch times, beside PointNet++ and DGCNN
 set -euo pipefail
 cd "$(dirname "$0")/.."
 data=$1 out=$2
@@ -20,7 +19,6 @@ for stage in "${@:-choose}"; do
     final) for name in large small plus max; do
         $python -m gridless train "modelnet40-$name" --data "$data" --out "$out/final-$name" --all-data
       done ;;
-    epochs) $python benchmarks/epochs.py --data "$data" --peers --out "$out/epochs.json" 2>&1 | tee "$out/epochs.log" ;;
-    *) echo "no stage $stage: sweep, choose, final, epochs" >&2; exit 2 ;;
+    *) echo "no stage $stage: sweep, choose, final" >&2; exit 2 ;;
   esac
 done

@@ -41,12 +41,13 @@ def test_official_figures_are_those_that_the_shipped_weights_tell():
 
 
 def test_every_step_writes_the_file_it_is_named_by_and_its_script_is_there():
+    assert all(step.file.stem == step.name for step in reproduction.STEPS if step.name != "figures")
     names = [step.name for step in reproduction.STEPS]
     assert len(set(names)) == len(names)
     for step in reproduction.STEPS:
         assert (ROOT / step.command.split()[1]).is_file(), step.command
     for row in reproduction.ROWS:
-        assert row.step in ("", *names)
+        assert row.step in {"", *names, *reproduction.load()}
 
 
 def test_a_row_without_results_says_so(monkeypatch):

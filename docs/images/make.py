@@ -103,6 +103,45 @@ def occupancy() -> None:
         save(figures.sampling(points, {"random": drawn.numpy(), "rejection": kept.numpy()}, radius), name, 70)
 
 
+def with_head(network, model, geometry):
+    """The diagram of a network with the layers after its last convolution, each with the shape of what it gives."""
+    from gridless.pictures.diagrams import LAYERS, OTHERS, Box, layers_of
+
+    boxes, arrows = network
+    last = {edges.target: name for name, _, edges in layers_of(model)}
+    words = {"VoxelMean": "mean of voxels", "VoxelMerge": "Conv3d", "MaxPool": "max pooling", "Dense": "dense"}
+    labels, learned, streams = {}, set(), {}
+
+    def note(name, layer, out):
+        shape = tuple(out.shape[1:] if isinstance(out, torch.Tensor) and len(out) == 1 else out.shape)
+        labels[name] = f"{words[type(layer).__name__]}\n{shape}"
+        if hasattr(layer, "weight"):
+            learned.add(name)
+        if hasattr(layer, "stream"):
+            streams[name] = last[layer.stream]
+
+    for name, layer in model.named_modules():
+        if not name.startswith(("blocks", "downs", "stem")) and type(layer).__name__ in words:
+            layer.register_forward_hook(lambda layer, given, out, name=name: note(name, layer, out))
+    with torch.no_grad():
+        model.eval()(geometry)
+    row, before = max(box.row for box in boxes.values()), list(boxes)[-1]
+    for name, label in labels.items():
+        whole = name.removesuffix(".mean")
+        if whole in labels and whole != name:
+            # The mean of coarser voxels goes into the layer that it is a part of.
+            arrows.append((name, whole))
+            continue
+        row += 1
+        boxes[name] = Box(2, row, label, LAYERS if name in learned else OTHERS)
+        arrows.append((streams.get(name, before), name))
+        before = name
+    for name, whole in [each for each in arrows if each[0] not in boxes]:
+        boxes[name] = Box(3, boxes[whole].row, labels[name])
+        arrows.append((streams[name], name))
+    return boxes, arrows
+
+
 def point_network() -> None:
     """Figure 4: the residual blocks, and the large network with what a chair of 1,024 points gives at each line."""
     from gridless.pictures.diagrams import diagram, of_block, of_network
@@ -114,7 +153,7 @@ def point_network() -> None:
     sizes = {
         name: f"{len(v):,} points" if name.startswith("X") else f"{len(v):,} edges" for name, v in geometry.items()
     }
-    save(diagram(*of_network(model, sizes), divide=1.5), "paper-4c.png", 70)
+    save(diagram(*with_head(of_network(model, sizes), model, geometry), divide=1.5), "paper-4c.png", 70)
 
 
 def event_network() -> None:
@@ -122,7 +161,8 @@ def event_network() -> None:
     from gridless.pictures.diagrams import diagram, of_block, of_network
 
     model = gl.models.cifar10_dvs()
-    save(diagram(*of_network(model), divide=1.5), "paper-5a.png", 70)
+    recording, _ = gl.data.MovingGlyphs(9, sensor=(128, 128), duration=400_000, background=0.3)[8]
+    save(diagram(*with_head(of_network(model), model, model.plan(recording)), divide=1.5), "paper-5a.png", 70)
     save(diagram(*of_block(model.blocks[0])), "paper-5b.png", 70)
 
 

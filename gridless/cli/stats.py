@@ -34,7 +34,8 @@ def stats(
     """Median, mean and maximum of what every line of a network's plan gives: the paper's Table 7 for any data.
 
     Rows are points or events of a cloud, or edges of a search, counted for each example. Neighbours are counted for
-    each target. Examples are not augmented. Event networks are counted with the paper's window of 4 decay times.
+    each target. Examples are not augmented, but points are in random order if the recipe trains on them so: samples
+    depend on it. Event networks are counted with the paper's window of 4 decay times.
     """
     if out is not None and out.suffix not in CHARTS:
         raise ValueError(f"--out {out}: unsupported chart format. Use {', '.join(CHARTS)}.")
@@ -105,7 +106,8 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def _examples(recipe: Any, root: Path | None, split: str, limit: int | None) -> Iterator[tuple[Any, Any]]:
-    """The network's plan, and batches of its clouds or recordings, not augmented."""
+    """The network's plan, and batches of its clouds or recordings."""
+    from gridless.augment.policy import Policy
     from gridless.tasks.loading import some_of
     from gridless.tasks.registry import task_for
 
@@ -114,7 +116,7 @@ def _examples(recipe: Any, root: Path | None, split: str, limit: int | None) -> 
     recipe = task.fit(recipe, data)
     model: Any = task.with_edges(recipe, recipe.make_model())
     index = some_of(data, limit)
-    prepare = task.augment(recipe, train=False)
+    prepare = Policy(shuffle=True) if recipe.augment.shuffle else task.augment(recipe, train=False)
     with bar("stats", len(index)) as advance:
         for part in index.split(BATCH):
             yield model.plan, data.draw(prepare, 0, 0, part)

@@ -21,10 +21,11 @@ class Choices:
     Args:
         order: the highest total order of the monomials, 0 to 3 in the paper's argument.
         basis: "monomials", or "kernel points", the Gaussian bumps of `gl.nn.KernelPoints`.
-        nearest: so many nearest neighbours in place of a ball, and twice as many where the cloud is thinned. Vectors
-            are still divided by the ball's radius.
-        limit: keep so many nearest neighbours of a ball at most, and twice as many where the cloud is thinned. Without
-            normalisation the few clouds with hundreds of neighbours decide the statistics of their batch.
+        nearest: so many nearest neighbours in place of a ball, and twice as many when down-sampling. Vectors are still
+            divided by the ball's radius.
+        limit: keep so many nearest neighbours of a ball at most, and twice as many when down-sampling. Rejection uses
+            the whole ball. Without normalisation the few clouds with hundreds of neighbours decide the statistics of
+            their batch.
         falloff: "linear", 1 - |vector|, or None for equal weights.
         normalise: divide each row by the sum of its weights.
         sampler: "rejection" with the level's ball; or so many points of each cloud: "farthest",

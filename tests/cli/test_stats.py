@@ -34,7 +34,12 @@ def test_medians_and_maxima_are_over_targets_and_examples():
     from gridless.tasks.loading import load_data
 
     data = load_data(recipe, None, "train")
-    geometries = [model.plan(data.draw(None, 0, 0, torch.tensor([i]))) for i in range(len(data))]
+    # In the order of training, on which samples depend.
+    assert recipe.augment.shuffle
+    shuffle = gl.training.Policy(shuffle=True)
+    geometries = [model.plan(data.draw(shuffle, 0, 0, torch.tensor([i]))) for i in range(len(data))]
+    in_order = [model.plan(data.draw(None, 0, 0, torch.tensor([i]))) for i in range(len(data))]
+    assert [len(g["X1"]) for g in geometries] != [len(g["X1"]) for g in in_order]
     assert result["examples"] == len(data)
     for line in ("X1", "N01"):
         key = next(k for k in result["lines"] if k.split()[0] == line)
