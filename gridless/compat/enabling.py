@@ -26,7 +26,8 @@ _replaced: dict[str, ModuleType] = {}
 def enable(*names: str, force: Collection[str] = ()) -> tuple[str, ...]:
     """Makes `import spconv.pytorch`, `import torch_scatter` and others find ours, and returns the names that do.
 
-    Installed packages keep their names. Modules that were imported before this call are not changed.
+    Installed packages keep their names. Modules that were imported before this call are not changed. Further calls add
+    names. Processes that are spawned begin without: call it in a module that they import.
 
     >>> gl.compat.enable()
     ('cumm', 'flash_attn', 'pointops', 'spconv', 'torch_cluster', 'torch_scatter')
@@ -40,9 +41,9 @@ def enable(*names: str, force: Collection[str] = ()) -> tuple[str, ...]:
     for name in wanted:
         if name not in LIBRARIES:
             raise ValueError(f"compat.enable: {name!r} is not covered. Choose among {', '.join(LIBRARIES)}.")
-    disable()
-    for name in [name for name in sys.modules if name.partition(".")[0] in force]:
-        _replaced[name] = sys.modules.pop(name)
+    for name, module in [each for each in sys.modules.items() if each[0].partition(".")[0] in force]:
+        if not _is_ours(module):
+            _replaced[name] = sys.modules.pop(name)
     finder = aliases.install({name: LIBRARIES[name] for name in wanted}, force)
     _installed.append(finder)
     return tuple(sorted(name for name in wanted if name in force or not finder.is_known_elsewhere(name)))
@@ -50,10 +51,15 @@ def enable(*names: str, force: Collection[str] = ()) -> tuple[str, ...]:
 
 def disable() -> None:
     """Undoes `enable`: later imports find installed packages only. Names imported before stay."""
+    names = {name for finder in _installed for name in finder.names}
     while _installed:
         sys.meta_path.remove(_installed.pop())
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in LIBRARIES and module.__name__.startswith("gridless.compat."):
+        if name.partition(".")[0] in names and _is_ours(module):
             del sys.modules[name]
     sys.modules.update(_replaced)
     _replaced.clear()
+
+
+def _is_ours(module: ModuleType) -> bool:
+    return module.__name__.startswith("gridless.compat.")

@@ -85,6 +85,8 @@ def flash_attn_varlen_func(
     k and v may have fewer heads, each for several heads of q. With `causal` the last rows of both are aligned. Other
     arguments are as of `flash_attn_varlen_qkvpacked_func`.
     """
+    if len(more) > len(_POSITIONS):
+        raise TypeError(f"flash_attn: {len(more) - len(_POSITIONS)} arguments too many.")
     _refuse(dict(zip(_POSITIONS, more)) | options)
     starts = [cu_seqlens_q[:-1].long(), cu_seqlens_k[:-1].long()]
     lengths = torch.stack([cu_seqlens_q.diff(), cu_seqlens_k.diff()], 1).long()
@@ -125,5 +127,7 @@ def _aligned(size_q: int, size_k: int, device: torch.device) -> Tensor:
 
 def _refuse(options: dict[str, Any]) -> None:
     for name, value in options.items():
+        if name not in _POSITIONS:
+            raise TypeError(f"flash_attn: there is no argument {name!r}. Others are {', '.join(_POSITIONS)}.")
         if name in _NEUTRAL and value != _NEUTRAL[name]:
             raise NotImplementedError(f"flash_attn: {name}={value!r} is not covered. Leave it at {_NEUTRAL[name]!r}.")

@@ -97,11 +97,21 @@ def random_ball_query(
 
 
 def farthest_point_sampling(xyz: Tensor, offset: Tensor, new_offset: Tensor) -> Tensor:
-    """Rows (m) int32 of iteratively farthest points, from the first of each example; new_offset says how many."""
+    """Rows (m) int32 of iteratively farthest points, from the first of each example; new_offset says how many.
+
+    An example with fewer points is filled up with its first one.
+    """
     sizes = torch.diff(new_offset.long(), prepend=new_offset.new_zeros(1).long())
     sample = geometry.farthest_sample(Cloud(_real(xyz), _splits(offset, xyz)), sizes.to(xyz.device))
     assert sample.parent_index is not None
-    return sample.parent_index.int()
+    if len(sample) == int(new_offset[-1]):
+        return sample.parent_index.int()
+    begin = torch.cat([offset.new_zeros(1), offset[:-1]]).to(xyz.device)
+    sizes, taken = sizes.to(xyz.device), sample.sizes
+    rows = begin.repeat_interleave(sizes).int()
+    place = torch.arange(len(rows), device=xyz.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    rows[place < taken.repeat_interleave(sizes)] = sample.parent_index.int()
+    return rows
 
 
 def grouping(idx: Tensor, feat: Tensor, xyz: Tensor, new_xyz: Tensor | None = None, with_xyz: bool = False) -> Tensor:

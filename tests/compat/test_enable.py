@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
+import textwrap
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -114,3 +115,22 @@ def test_a_folder_without_modules_does_not_hide_a_name(tmp_path, monkeypatch):
         sys.meta_path.remove(finder)
         for name in [name for name in sys.modules if name.startswith("gridless_alias")]:
             del sys.modules[name]
+
+
+def test_further_calls_add_names():
+    code = """
+        import gridless as gl
+        gl.pyg.enable()
+        assert gl.compat.enable("spconv") == ("spconv",)
+        import spconv.pytorch
+        assert gl.compat.enable("pointops") == ("pointops",)
+        import spconv.pytorch.conv, pointops, torch_cluster
+        gl.compat.disable()
+        try:
+            import spconv.core
+        except ModuleNotFoundError:
+            print("gone")
+        import torch_cluster
+    """
+    result = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert result.stdout == "gone\n", result.stderr

@@ -5,6 +5,7 @@ import torch
 from devices import DEVICES
 from torch.nn.functional import scaled_dot_product_attention
 
+from gridless.compat import flash_attn
 from gridless.compat.flash_attn import (
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
@@ -92,3 +93,13 @@ def test_arguments_after_causal_may_be_given_by_position():
     assert given.equal(expected)
     with pytest.raises(NotImplementedError, match="window_size"):
         flash_attn_varlen_qkvpacked_func(qkv, ends, 5, 0.0, None, False, (4, 4))
+
+
+def test_arguments_that_do_not_exist_are_refused():
+    qkv, ends = torch.randn(4, 3, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(TypeError, match="'casual'"):
+        flash_attn.flash_attn_varlen_qkvpacked_func(qkv, ends, 4, casual=True)
+    more = (0.0, None, False, (-1, -1), 0.0, None, False, False, None)
+    flash_attn.flash_attn_varlen_qkvpacked_func(qkv, ends, 4, *more)
+    with pytest.raises(TypeError, match="too many"):
+        flash_attn.flash_attn_varlen_qkvpacked_func(qkv, ends, 4, *more, 1)

@@ -142,3 +142,13 @@ def test_gradients_have_the_same_bits_twice(device):
     idx, upstream = torch.randint(0, 50, (3000, 8), device=device), torch.randn(3000, 8, 32, device=device)
     grads = [torch.autograd.grad(pointops.grouping(idx, feat, feat), feat, upstream)[0] for _ in range(4)]
     assert all(grads[0].equal(other) for other in grads[1:])
+
+
+def test_an_example_with_too_few_points_is_filled_up():
+    x, offset, wanted = torch.rand(10, 3), torch.tensor([4, 10]), torch.tensor([6, 12])
+    index = pointops.farthest_point_sampling(x, offset, wanted)
+    assert len(index) == 12
+    assert sorted(index[:4].tolist()) == [0, 1, 2, 3]
+    assert index[4:6].tolist() == [0, 0]
+    assert sorted(index[6:].tolist()) == [4, 5, 6, 7, 8, 9]
+    assert pointops.knn_query(3, x, offset, x[index.long()], wanted)[0].shape == (12, 3)

@@ -238,7 +238,7 @@ def test_pooling_reduces_the_sites_that_exist(device):
     x = sparse(device=device)
     filled = x.dense().masked_fill(x.replace_feature(torch.ones_like(x.features)).dense() == 0, -torch.inf)
     out = spconv.SparseMaxPool3d(3, 2, 1)(x)
-    theirs = F.max_pool3d(filled, 3, 2, 1)
+    theirs = F.max_pool3d(filled, 3, 2, 1).clamp(min=0)
     compare(out.features, theirs.movedim(1, -1)[tuple(out.indices.long().t())], [x.features])
     mean = spconv.SparseAvgPool3d(2, indice_key="pool")(x)
     count = F.avg_pool3d(x.replace_feature(torch.ones_like(x.features)).dense(), 2)
@@ -248,6 +248,50 @@ def test_pooling_reduces_the_sites_that_exist(device):
     assert up(mean).indices.equal(x.indices)
     with pytest.raises(ValueError, match="pool"):
         spconv.SparseMaxPool3d(2, indice_key="pool")(mean)
+
+
+def test_submanifold_tables_may_have_the_first_half_of_the_taps_only():
+    x, layer = sparse(dtype=torch.float32), spconv.SubMConv3d(4, 5, 3, bias=False)
+    settings = ([3] * 3, [1] * 3, [1] * 3, [1] * 3, [0] * 3, True)
+    _, pairs, counts = spconv.ops.get_indice_pairs(x.indices, 2, x.spatial_shape, spconv.ConvAlgo.Native, *settings)
+    half = counts.clone()
+    half[13:] = 0
+    expected = layer(x).features
+    for number in (counts, half):
+        out = spconv.functional.indice_subm_conv(x.features, layer.weight, pairs, number, len(x.indices))
+        torch.testing.assert_close(out, expected)
+    places = (x.spatial_shape, x.spatial_shape, True, spconv.ConvAlgo.Native, *settings[:2], settings[3], settings[2])
+    data = spconv.core.IndiceData(x.indices, x.indices, pairs, half, *places)
+    assert data.taps.table.equal(spconv.core.IndiceData(x.indices, x.indices, pairs, counts, *places).taps.table)
+
+
+def test_voxels_are_counted_in_evaluation_too():
+    x = sparse(dtype=torch.float32)
+    for layer in (
+        spconv.SparseConv3d(4, 4, 3, 2, 1, record_voxel_count=True),
+        spconv.SparseMaxPool3d(3, 2, 1, record_voxel_count=True),
+    ):
+        assert int(layer.eval().get_max_num_voxels()) == 0
+        assert len(layer(x).indices) == int(layer.get_max_num_voxels()) > 0
+
+
+def test_switches_are_found_below_the_layers():
+    assert spconv.constants.SPCONV_ALLOW_TF32 is False
+    assert spconv.hash.HashTable
+
+
+def test_voxels_of_cumm_are_arrays_of_numpy():
+    from gridless.compat.spconv import utils
+
+    points = np.random.default_rng(0).random((50, 4), np.float32)
+    voxels, indices, count = utils.Point2VoxelCPU3d([0.5] * 3, [0] * 3 + [1] * 3, 4, 10, 50).point_to_voxel(points)
+    assert voxels.numpy_view().shape == (8, 50, 4)
+    assert int(count.numpy_view().sum()) == 50
+    assert type(voxels + 1) is torch.Tensor
+    assert indices.dtype == torch.int32
+    with pytest.raises(ValueError, match=r"\(50, 4\), not \(points, 3\)"):
+        spconv.utils.PointToVoxel([0.5] * 3, [0] * 3 + [1] * 3, 3, 10, 50)(torch.from_numpy(points))
+    assert hasattr(utils.Point2VoxelGPU3d, "point_to_voxel_hash")
 
 
 def test_global_pooling_gives_plain_tensors():
@@ -504,7 +548,8 @@ def test_pools_of_any_dimension_see_what_dense_pools_see(ndim, kernel, stride, p
     out = getattr(spconv, f"SparseMaxPool{ndim}d")(kernel, stride, padding, dilation)(x)
     assert out.spatial_shape == list(theirs.shape[2:])
     assert int((theirs[:, 0] > -torch.inf).sum()) == len(out.indices)
-    compare(out.features, theirs.movedim(1, -1)[tuple(out.indices.long().t())], [x.features])
+    # Where all are negative, spconv's result is 0.
+    compare(out.features, theirs.clamp(min=0).movedim(1, -1)[tuple(out.indices.long().t())], [x.features])
 
 
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4])

@@ -304,3 +304,18 @@ def test_standard_deviations_keep_their_type(dtype):
 @pytest.mark.parametrize("reduce", ["sum", "mean", "min", "max"])
 def test_runs_of_rows_without_entries_have_rows(reduce):
     assert segment_coo(torch.zeros(4, 0), torch.tensor([0, 0, 1, 3]), reduce=reduce).shape == (4, 0)
+
+
+def test_small_indices_and_whole_numbers():
+    index = torch.tensor([0, 0, 1], dtype=torch.int32)
+    src = torch.tensor([[1.0], [3.0], [5.0]])
+    assert torch_scatter.scatter_mean(src, index, dim=0).tolist() == [[2.0], [5.0]]
+    assert torch_scatter.scatter_std(src, index, dim=0).flatten().tolist() == pytest.approx([2**0.5, 0.0])
+    whole = torch_scatter.scatter_std(torch.tensor([1, 2, 7, 7]), torch.tensor([0, 0, 1, 1]))
+    assert whole.tolist() == pytest.approx([0.5**0.5, 0.0])
+
+
+def test_a_product_into_out_has_a_gradient():
+    src = torch.tensor([2.0, 3.0], requires_grad=True)
+    torch_scatter.scatter_mul(src, torch.tensor([0, 0]), out=torch.tensor([5.0])).sum().backward()
+    assert src.grad.tolist() == [15.0, 10.0]

@@ -2,6 +2,10 @@
 
 from enum import Enum
 
+from gridless.compat.spconv.constants import NDIM_DONT_CARE
+
+__all__ = ["NDIM_DONT_CARE", "AlgoHint", "ConvAlgo"]
+
 
 class ConvAlgo(Enum):
     Native = 0

@@ -2,9 +2,10 @@
 
 from contextlib import nullcontext
 
+from gridless.compat.spconv.constants import CPU_ONLY_BUILD
 from gridless.compat.spconv.pytorch.core import Timer
 
-__all__ = ["CUDAKernelTimer", "nullcontext"]
+__all__ = ["CPU_ONLY_BUILD", "CUDAKernelTimer", "nullcontext"]
 
 
 class CUDAKernelTimer(Timer):

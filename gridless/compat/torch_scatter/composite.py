@@ -76,9 +76,11 @@ def scatter_std(
         dim_size = out.size(dim)
     total = scatter_sum(src, index, dim, None, dim_size)
     count = count_of(index, src, dim, total.size(dim)).clamp(min=1)
-    mean = (total / count).to(src.dtype)
+    mean = total / count
+    mean = mean.to(src.dtype) if src.is_floating_point() else mean
     deviation = src - mean.gather(dim, broadcast(index, src, dim))
     squares = scatter_sum(deviation * deviation, index, dim, out, dim_size)
     if unbiased:
         count = (count - 1).clamp(min=1)
-    return (squares / (count + 1e-6)).sqrt().to(src.dtype)
+    deviation = (squares / (count + 1e-6)).sqrt()
+    return deviation.to(src.dtype) if src.is_floating_point() else deviation

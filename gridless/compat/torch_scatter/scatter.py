@@ -41,7 +41,7 @@ def scatter_mul(
     if out is None:
         start = torch.ones(output_shape(src, index, dim, dim_size), dtype=src.dtype, device=src.device)
     else:
-        start = out
+        start = out.clone()
     if src.is_cuda and src.is_floating_point():
         product = start * sorted_product(src, full, dim, start.size(dim))
     else:
@@ -81,7 +81,7 @@ def count_of(index: Tensor, src: Tensor, dim: int, dim_size: int) -> Tensor:
     shape = list(index.size())
     shape[index_dim] = dim_size
     count = torch.zeros(shape, dtype=torch.long, device=src.device)
-    count = count.scatter_add_(index_dim, index, torch.ones_like(index))
+    count = count.scatter_add_(index_dim, index, torch.ones_like(index, dtype=torch.long))
     if count.dim() == 1:
         for _ in range(dim):
             count = count.unsqueeze(0)

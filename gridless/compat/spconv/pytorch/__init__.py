@@ -1,6 +1,7 @@
 """The layers of spconv.pytorch."""
 
-from gridless.compat.spconv.pytorch import conv, core, functional, modules, ops, pool, tables, utils
+from gridless.compat.spconv import constants
+from gridless.compat.spconv.pytorch import conv, core, functional, hash, modules, ops, pool, tables, utils
 from gridless.compat.spconv.pytorch.conv import (
     SparseConv1d,
     SparseConv2d,
@@ -90,9 +91,11 @@ __all__ = [
     "SubMConv4d",
     "ToDense",
     "assign_name_for_sparse_modules",
+    "constants",
     "conv",
     "core",
     "functional",
+    "hash",
     "modules",
     "ops",
     "pool",

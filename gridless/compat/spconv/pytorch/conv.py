@@ -142,7 +142,7 @@ class SparseConvolution(SparseConvolutionBase):
         if is_new and self.indice_key is not None:
             out.indice_dict[self.indice_key] = data
         count = self.get_max_num_voxels()
-        if count is not None and self.training:
+        if count is not None:
             ops.maximum_value_int_(count, len(sites))
         return out if add_input is None else out + add_input
 
@@ -302,3 +302,10 @@ SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv
     _Inverse, "SparseInverseConv"
 )
 SubMConv1d, SubMConv2d, SubMConv3d, SubMConv4d = by_axes(_SubM, "SubMConv")
+
+DEFAULT_SPARSE_CONV_TYPES = {
+    SparseConv1d, SparseConv2d, SparseConv3d, SparseConv4d,
+    SparseConvTranspose1d, SparseConvTranspose2d, SparseConvTranspose3d, SparseConvTranspose4d,
+    SparseInverseConv1d, SparseInverseConv2d, SparseInverseConv3d, SparseInverseConv4d,
+    SubMConv1d, SubMConv2d, SubMConv3d, SubMConv4d,
+}  # fmt: skip

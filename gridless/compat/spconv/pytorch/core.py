@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,27 +22,59 @@ class Repeats(NamedTuple):
     site: Tensor  # the distinct site of each row
 
 
-@dataclass
 class IndiceData:
     """The neighbourhoods of one layer, from `indices` to `out_indices`, kept under its `indice_key`.
 
-    `taps` holds them; the tables of spconv are made from it when they are asked for, with -1 where there is no pair.
-    If `indices` has repeated sites, `taps` and tables number the distinct sites, and `repeats` tells their rows.
+    It is made of the tables of `ops.get_indice_pairs`, or by `of_taps`. `taps` holds the neighbourhoods; the tables of
+    spconv are made from it when they are asked for, with -1 where there is no pair. If `indices` has repeated sites,
+    `taps` and tables number the distinct sites, and `repeats` tells their rows.
     """
 
-    out_indices: Tensor
-    indices: Tensor
-    taps: TapEdges
-    spatial_shape: list[int]
-    out_spatial_shape: list[int]
-    is_subm: bool
-    algo: ConvAlgo
-    ksize: list[int]
-    stride: list[int]
-    dilation: list[int]
-    padding: list[int]
-    voxel_num: Any = None
-    repeats: Repeats | None = None
+    def __init__(
+        self,
+        out_indices: Tensor,
+        indices: Tensor,
+        indice_pairs: Tensor,
+        indice_pair_num: Tensor,
+        spatial_shape: list[int],
+        out_spatial_shape: list[int],
+        is_subm: bool,
+        algo: ConvAlgo,
+        ksize: list[int],
+        stride: list[int],
+        dilation: list[int],
+        padding: list[int],
+        voxel_num: Any = None,
+    ) -> None:
+        self.out_indices, self.indices = out_indices, indices
+        self.taps = taps_of_pairs(indice_pairs, indice_pair_num, len(indices), len(out_indices), is_subm)
+        self.spatial_shape, self.out_spatial_shape = spatial_shape, out_spatial_shape
+        self.is_subm, self.algo, self.ksize, self.stride = is_subm, algo, ksize, stride
+        self.dilation, self.padding, self.voxel_num = dilation, padding, voxel_num
+        self.repeats: Repeats | None = None
+
+    @classmethod
+    def of_taps(
+        cls,
+        out_indices: Tensor,
+        indices: Tensor,
+        taps: TapEdges,
+        spatial_shape: list[int],
+        out_spatial_shape: list[int],
+        is_subm: bool,
+        algo: ConvAlgo,
+        ksize: list[int],
+        stride: list[int],
+        dilation: list[int],
+        padding: list[int],
+    ) -> IndiceData:
+        data = object.__new__(cls)
+        data.__dict__.update(
+            out_indices=out_indices, indices=indices, taps=taps, spatial_shape=spatial_shape,
+            out_spatial_shape=out_spatial_shape, is_subm=is_subm, algo=algo, ksize=ksize, stride=stride,
+            dilation=dilation, padding=padding, voxel_num=None, repeats=None,
+        )  # fmt: skip
+        return data
 
     @cached_property
     def pair_fwd(self) -> Tensor:
@@ -71,6 +102,25 @@ class IndiceData:
         pairs[0, tap, place] = table[tap, target].int()
         pairs[1, tap, place] = target.int()
         return pairs
+
+
+def taps_of_pairs(
+    indice_pairs: Tensor, indice_pair_num: Tensor, num_in: int, num_out: int, is_subm: bool = False
+) -> TapEdges:
+    """Pairs (2, taps, width), of which the first indice_pair_num (taps) of each tap count, as edges.
+
+    Of submanifold layers spconv lists the first half of the taps: the middle one is the site itself, and the others
+    mirror the first.
+    """
+    exists = torch.arange(indice_pairs.shape[2], device=indice_pairs.device) < indice_pair_num[:, None]
+    source, target = (pairs[exists].long() for pairs in indice_pairs)
+    tap, middle = exists.nonzero()[:, 0], len(indice_pair_num) // 2
+    table = indice_pairs.new_full((num_out, len(indice_pair_num)), -1, dtype=torch.int32)
+    table[target, tap] = source.int()
+    if is_subm and not bool(indice_pair_num[middle:].any()):
+        table[source, len(indice_pair_num) - 1 - tap] = target.int()
+        table[:, middle] = torch.arange(num_out, dtype=torch.int32, device=table.device)
+    return TapEdges(table=table, num_source=num_in)
 
 
 # spconv has one class for each algorithm; ours holds what both have.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gridless.compat.rows import sum_rows
 from gridless.compat.spconv import constants
-from gridless.compat.spconv.pytorch.core import SparseConvTensor
+from gridless.compat.spconv.pytorch.core import SparseConvTensor, taps_of_pairs
 from gridless.geometry.voxels import strided_taps, submanifold_taps
 from gridless.kernels.launch import compile_once
 from gridless.ops.edge_max import edge_max
@@ -151,7 +151,19 @@ def indice_conv(
     return convolve(features, filters, bias, taps)
 
 
-indice_subm_conv = indice_conv
+def indice_subm_conv(
+    features: Tensor,
+    filters: Tensor,
+    indice_pairs: Tensor,
+    indice_pair_num: Tensor,
+    num_activate_out: int,
+    algo: Any = None,
+    timer: Any = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`indice_conv` of a submanifold layer, whose tables may have the first half of the taps only."""
+    taps = taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out, is_subm=True)
+    return convolve(features, filters, bias, taps)
 
 
 def indice_inverse_conv(
@@ -169,14 +181,6 @@ def indice_inverse_conv(
 
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
-    """The largest feature of those that each output sees: (num_activate_out, C)."""
-    return edge_max(features, taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out).edges)
-
-
-def taps_of_pairs(indice_pairs: Tensor, indice_pair_num: Tensor, num_in: int, num_out: int) -> TapEdges:
-    """Pairs (2, taps, width), of which the first indice_pair_num (taps) of each tap count, as edges."""
-    exists = torch.arange(indice_pairs.shape[2], device=indice_pairs.device) < indice_pair_num[:, None]
-    source, target = (pairs[exists] for pairs in indice_pairs)
-    table = indice_pairs.new_full((num_out, len(indice_pair_num)), -1, dtype=torch.int32)
-    table[target.long(), exists.nonzero()[:, 0]] = source.int()
-    return TapEdges(table=table, num_source=num_in)
+    """The largest feature of those that each output sees, or 0 if all are negative: (num_activate_out, C)."""
+    taps = taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out)
+    return edge_max(features, taps.edges).clamp(min=0)

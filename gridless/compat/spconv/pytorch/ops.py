@@ -48,6 +48,8 @@ def get_deconv_output_size(
     output_padding: Sequence[int],
 ) -> list[int]:
     """The extent of the output of a transposed convolution."""
+    if -1 in kernel_size:
+        raise ValueError("spconv: a transposed convolution has no kernel of -1, which covers the axis.")
     axes = zip(input_size, kernel_size, stride, padding, dilation, output_padding, strict=True)
     return [(size - 1) * s - 2 * p + d * (k - 1) + 1 + extra for size, k, s, p, d, extra in axes]
 
@@ -76,7 +78,7 @@ def find_neighbours(
             raise ValueError(f"spconv: the output of shape {spatial_shape} has shape {shape}. Use a larger input.")
         out, taps = strided_taps(indices, ksize, stride, padding, dilation, spatial_shape)
     settings = (algo, ksize, stride, dilation, padding)
-    return IndiceData(out, indices, taps, spatial_shape, shape, subm, *settings)
+    return IndiceData.of_taps(out, indices, taps, spatial_shape, shape, subm, *settings)
 
 
 @backends.uncompiled

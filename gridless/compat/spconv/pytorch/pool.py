@@ -48,7 +48,8 @@ class SparsePool(SparseModule):
             self.register_buffer("max_num_voxels_during_training", torch.zeros(1, dtype=torch.int32))
 
     def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
+        text = f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}"
+        return f"{text}, algo={self.algo}"
 
     def get_max_num_voxels(self) -> Tensor | None:
         """The largest number of outputs so far, with `record_voxel_count`."""
@@ -65,7 +66,7 @@ class SparsePool(SparseModule):
         if self.indice_key is not None:
             out.indice_dict[self.indice_key] = data
         count = self.get_max_num_voxels()
-        if count is not None and self.training:
+        if count is not None:
             ops.maximum_value_int_(count, len(out.indices))
         return out
 
@@ -74,10 +75,13 @@ class SparsePool(SparseModule):
 
 
 class SparseMaxPool(SparsePool):
-    """The largest feature of those that an output sees; the gradient goes to one of equal ones."""
+    """The largest feature of those that an output sees, or 0 if all are negative, as in spconv.
+
+    The gradient goes to one of equal ones.
+    """
 
     def reduce(self, features: Tensor, data: IndiceData) -> Tensor:
-        return edge_max(features, data.taps.edges)
+        return edge_max(features, data.taps.edges).clamp(min=0)
 
 
 class SparseAvgPool(SparsePool):
@@ -124,6 +128,12 @@ class _AvgPool(_Sized, SparseAvgPool):
 
 SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d = by_axes(_MaxPool, "SparseMaxPool")
 SparseAvgPool1d, SparseAvgPool2d, SparseAvgPool3d, SparseAvgPool4d = by_axes(_AvgPool, "SparseAvgPool")
+
+
+ALL_POOL_LAYERS = {
+    SparseMaxPool1d, SparseMaxPool2d, SparseMaxPool3d, SparseMaxPool4d,
+    SparseAvgPool1d, SparseAvgPool2d, SparseAvgPool3d, SparseAvgPool4d,
+}  # fmt: skip
 
 
 class SparseGlobalMaxOrAvgPool(SparseModule):

@@ -68,6 +68,9 @@ class PointToVoxel:
         """
         if pc.device.type != self.device.type:
             raise AssertionError(f"PointToVoxel: points are on {pc.device}, the voxels on {self.device}.")
+        if pc.ndim != 2 or pc.shape[1] != self.num_point_features:
+            shape = tuple(pc.shape)
+            raise ValueError(f"PointToVoxel: points are {shape}, not (points, {self.num_point_features}).")
         cell, inside = self._cells(pc)
         row = inside.nonzero().flatten()
         sites, voxel = _by_first_point(cell[row])
@@ -82,7 +85,7 @@ class PointToVoxel:
         fits = place < self.max_num_points_per_voxel
         shape = (len(sites), self.max_num_points_per_voxel, self.num_point_features)
         voxels = torch.zeros(shape, dtype=torch.float32, device=pc.device)
-        voxels[voxel[fits], place[fits]] = pc[row[fits], : self.num_point_features].float()
+        voxels[voxel[fits], place[fits]] = pc[row[fits]].float()
         count = torch.bincount(voxel, minlength=len(sites)).clamp(max=self.max_num_points_per_voxel)
         if empty_mean:
             free = torch.arange(shape[1], device=pc.device) >= count[:, None]
