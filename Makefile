@@ -19,9 +19,8 @@ demo: .venv/.done
 INTERPRETED := tests/augment/test_stateless.py tests/geometry/test_gpu.py tests/geometry/test_lif.py \
 	tests/geometry/test_causal.py tests/geometry/test_voxels.py tests/ops tests/training/test_steps.py
 
-# CI has two cores. Tests that start processes wait for them, so three run at once.
 test: .venv/.done
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal -k "gpu or interpreted" $(INTERPRETED)
 
 # Without what compiles C, starts processes or trains: for while one works.
