@@ -96,6 +96,7 @@ def _is_foreign(saved: dict[str, Any]) -> bool:
 
 
 def differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted name, value now, value before) of every entry that differs."""
     if isinstance(now, dict) and isinstance(before, dict):
         for key in {**now, **before}:
             yield from differences(now.get(key), before.get(key), f"{name}.{key}" if name else key)
