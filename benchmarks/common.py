@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+# benchmarks/reproduction.py names another folder by this variable.
 DATA = Path(os.environ.get("GRIDLESS_DATA", ROOT.parent / "shared" / "data"))
 RESULTS = ROOT / "benchmarks" / "results"
 # The gridless of this tree, installed or not: scripts import this module before it.

@@ -529,8 +529,8 @@ def charts() -> dict[str, Callable[[Path], None]]:
         drawn["edge_counts.png"] = partial(edge_counts.draw, r["edge_counts"]["rows"])
     if "modelnet40-large" in r.get("stats", {}).get("rows", {}):
         stats = r["stats"]["rows"]["modelnet40-large"]
-        figure = levels(stats["lines"], f"modelnet40-large, {stats['examples']:,} examples")
-        drawn["stats.png"] = partial(figure.savefig, dpi=80)
+        title = f"modelnet40-large, {stats['examples']:,} examples"
+        drawn["stats.png"] = lambda out: levels(stats["lines"], title).savefig(out, dpi=80)
     return drawn
 
 

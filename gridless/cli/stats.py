@@ -34,7 +34,7 @@ def stats(
     """Median, mean and maximum of what every line of a network's plan gives: the paper's Table 7 for any data.
 
     Rows are points or events of a cloud, or edges of a search, counted for each example. Neighbours are counted for
-    each target. Examples are not augmented, but points are in random order if the recipe trains on them so: samples
+    each target. Examples are not augmented. Only the order of points is random where it is so in training, as samples
     depend on it. Event networks are counted with the paper's window of 4 decay times.
     """
     if out is not None and out.suffix not in CHARTS:

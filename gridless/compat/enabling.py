@@ -27,7 +27,7 @@ def enable(*names: str, force: Collection[str] = ()) -> tuple[str, ...]:
     """Makes `import spconv.pytorch`, `import torch_scatter` and others find ours, and returns the names that do.
 
     Installed packages keep their names. Modules that were imported before this call are not changed. Further calls add
-    names. Processes that are spawned begin without: call it in a module that they import.
+    names. A spawned process has none of them: call it in a module that the process imports.
 
     >>> gl.compat.enable()
     ('cumm', 'flash_attn', 'pointops', 'spconv', 'torch_cluster', 'torch_scatter')

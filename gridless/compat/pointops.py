@@ -101,16 +101,15 @@ def farthest_point_sampling(xyz: Tensor, offset: Tensor, new_offset: Tensor) -> 
 
     An example with fewer points is filled up with its first one.
     """
-    sizes = torch.diff(new_offset.long(), prepend=new_offset.new_zeros(1).long())
-    sample = geometry.farthest_sample(Cloud(_real(xyz), _splits(offset, xyz)), sizes.to(xyz.device))
+    sizes = torch.diff(new_offset.long(), prepend=new_offset.new_zeros(1).long()).to(xyz.device)
+    sample = geometry.farthest_sample(Cloud(_real(xyz), _splits(offset, xyz)), sizes)
     assert sample.parent_index is not None
-    if len(sample) == int(new_offset[-1]):
+    if len(sample) == int(sizes.sum()):
         return sample.parent_index.int()
     begin = torch.cat([offset.new_zeros(1), offset[:-1]]).to(xyz.device)
-    sizes, taken = sizes.to(xyz.device), sample.sizes
     rows = begin.repeat_interleave(sizes).int()
     place = torch.arange(len(rows), device=xyz.device) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-    rows[place < taken.repeat_interleave(sizes)] = sample.parent_index.int()
+    rows[place < sample.sizes.repeat_interleave(sizes)] = sample.parent_index.int()
     return rows
 
 

@@ -51,8 +51,8 @@ class Precomputed(Dataset):
 
     Args:
         dataset: gives (example, label), or an example alone. Its attribute `fingerprint`, if it has one, identifies
-            the contents and is part of the key. If it has a method `several`, that gives a list of the examples of a
-            file, whose numbers it takes; their random numbers must not be torch's.
+            the contents and is part of the key. If it has a method `several`, that is asked for the list of all
+            examples of a file by their numbers; the random numbers of these examples must not be torch's.
         folder: the parent of the folder of this key.
         plan: runs on each example; None if the data set's transform ends with a plan.
         repeats: augmentations of each example.

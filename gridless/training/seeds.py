@@ -70,7 +70,7 @@ def _check_runs(out: Path, recipe: Recipe, options: dict[str, Any]) -> None:
         before = json.loads(path.read_text("utf-8"))
         changes = [f"{name} is {a!r}, was {b!r}" for name, a, b in differences(now, before)]
     else:
-        changes = ["who made them is not known"] if any(out.glob("seed-*")) else []
+        changes = ["there is no runs.json"] if any(out.glob("seed-*")) else []
     if changes:
         raise FileExistsError(f"{out} holds other runs: {'; '.join(changes)}. Choose another folder (--out).")
     write_whole(path, (json.dumps(now, indent=1) + "\n").encode())

@@ -148,7 +148,8 @@ def _spread(fabric: Fabric, model: nn.Module, task: Any) -> Callable[[Any, Batch
 def check_settings(recipe: Recipe, device: torch.device, alone: bool) -> None:
     """Reject settings of a recipe that the device, or a run of several processes, does not support."""
     if not alone:
-        import lightning.fabric  # noqa: F401  If it is missing, nothing has been written.
+        # A missing package is told before anything is written.
+        import lightning.fabric  # noqa: F401
     if recipe.precision == "bf16" and device.type == "cpu":
         raise ValueError("recipe: precision bf16 needs a GPU. On the CPU add --set precision=32.")
     if recipe.capture and not alone:
@@ -160,7 +161,7 @@ def make_fabric(device: torch.device, options: Options) -> Iterator[Fabric | One
     """Launch the processes of a run. If this one fails, it ends the processes that it launched."""
     if options.devices * options.nodes == 1:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            # With its number, as tensors have it.
+            # A tensor names its device with the number: cuda:0, not cuda.
             yield OneProcess(torch.empty(0, device=device).device, options.callbacks)
         return
     from lightning.fabric import Fabric

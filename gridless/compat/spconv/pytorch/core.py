@@ -25,17 +25,20 @@ class Repeats(NamedTuple):
 class IndiceData:
     """The neighbourhoods of one layer, from `indices` to `out_indices`, kept under its `indice_key`.
 
-    It is made of the tables of `ops.get_indice_pairs`, or by `of_taps`. `taps` holds the neighbourhoods; the tables of
-    spconv are made from it when they are asked for, with -1 where there is no pair. If `indices` has repeated sites,
-    `taps` and tables number the distinct sites, and `repeats` tells their rows.
+    `taps` holds the neighbourhoods; the tables of spconv are made from it when they are asked for, with -1 where there
+    is no pair. If `indices` has repeated sites, `taps` and tables number the distinct sites, and `repeats` tells their
+    rows.
+
+    Args:
+        indice_pairs, indice_pair_num: the tables of `ops.get_indice_pairs`; or the edges, and None.
     """
 
     def __init__(
         self,
         out_indices: Tensor,
         indices: Tensor,
-        indice_pairs: Tensor,
-        indice_pair_num: Tensor,
+        indice_pairs: Tensor | TapEdges,
+        indice_pair_num: Tensor | None,
         spatial_shape: list[int],
         out_spatial_shape: list[int],
         is_subm: bool,
@@ -46,35 +49,14 @@ class IndiceData:
         padding: list[int],
         voxel_num: Any = None,
     ) -> None:
-        self.out_indices, self.indices = out_indices, indices
-        self.taps = taps_of_pairs(indice_pairs, indice_pair_num, len(indices), len(out_indices), is_subm)
+        if not isinstance(indice_pairs, TapEdges):
+            assert indice_pair_num is not None
+            indice_pairs = taps_of_pairs(indice_pairs, indice_pair_num, len(indices), len(out_indices), is_subm)
+        self.out_indices, self.indices, self.taps = out_indices, indices, indice_pairs
         self.spatial_shape, self.out_spatial_shape = spatial_shape, out_spatial_shape
         self.is_subm, self.algo, self.ksize, self.stride = is_subm, algo, ksize, stride
         self.dilation, self.padding, self.voxel_num = dilation, padding, voxel_num
         self.repeats: Repeats | None = None
-
-    @classmethod
-    def of_taps(
-        cls,
-        out_indices: Tensor,
-        indices: Tensor,
-        taps: TapEdges,
-        spatial_shape: list[int],
-        out_spatial_shape: list[int],
-        is_subm: bool,
-        algo: ConvAlgo,
-        ksize: list[int],
-        stride: list[int],
-        dilation: list[int],
-        padding: list[int],
-    ) -> IndiceData:
-        data = object.__new__(cls)
-        data.__dict__.update(
-            out_indices=out_indices, indices=indices, taps=taps, spatial_shape=spatial_shape,
-            out_spatial_shape=out_spatial_shape, is_subm=is_subm, algo=algo, ksize=ksize, stride=stride,
-            dilation=dilation, padding=padding, voxel_num=None, repeats=None,
-        )  # fmt: skip
-        return data
 
     @cached_property
     def pair_fwd(self) -> Tensor:

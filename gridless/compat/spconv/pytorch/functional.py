@@ -140,30 +140,23 @@ def indice_conv(
     algo: Any = None,
     timer: Any = None,
     bias: Tensor | None = None,
+    *,
+    is_subm: bool = False,
 ) -> Tensor:
     """The convolution over the tables of `ops.get_indice_pairs`: features (N, C_in) to (num_activate_out, C_out).
 
     Args:
         filters: (C_out, kernel..., C_in).
         algo, timer: without effect.
+        is_subm: the tables are those of a submanifold layer.
     """
-    taps = taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out)
+    taps = taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out, is_subm)
     return convolve(features, filters, bias, taps)
 
 
-def indice_subm_conv(
-    features: Tensor,
-    filters: Tensor,
-    indice_pairs: Tensor,
-    indice_pair_num: Tensor,
-    num_activate_out: int,
-    algo: Any = None,
-    timer: Any = None,
-    bias: Tensor | None = None,
-) -> Tensor:
+def indice_subm_conv(*args: Any, **options: Any) -> Tensor:
     """`indice_conv` of a submanifold layer, whose tables may have the first half of the taps only."""
-    taps = taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out, is_subm=True)
-    return convolve(features, filters, bias, taps)
+    return indice_conv(*args, **options, is_subm=True)
 
 
 def indice_inverse_conv(
@@ -182,5 +175,9 @@ def indice_inverse_conv(
 
 def indice_maxpool(features: Tensor, indice_pairs: Tensor, indice_pair_num: Tensor, num_activate_out: int) -> Tensor:
     """The largest feature of those that each output sees, or 0 if all are negative: (num_activate_out, C)."""
-    taps = taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out)
+    return max_pool(features, taps_of_pairs(indice_pairs, indice_pair_num, len(features), num_activate_out))
+
+
+def max_pool(features: Tensor, taps: TapEdges) -> Tensor:
+    """`indice_maxpool` over edges. spconv begins with 0, and so do networks that were trained with it."""
     return edge_max(features, taps.edges).clamp(min=0)

@@ -78,7 +78,7 @@ def find_neighbours(
             raise ValueError(f"spconv: the output of shape {spatial_shape} has shape {shape}. Use a larger input.")
         out, taps = strided_taps(indices, ksize, stride, padding, dilation, spatial_shape)
     settings = (algo, ksize, stride, dilation, padding)
-    return IndiceData.of_taps(out, indices, taps, spatial_shape, shape, subm, *settings)
+    return IndiceData(out, indices, taps, None, spatial_shape, shape, subm, *settings)
 
 
 @backends.uncompiled
@@ -138,8 +138,9 @@ def indice_conv(
     timer: Any = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """`functional.indice_conv`, or `functional.indice_inverse_conv` with `inverse`. `subm` has no effect."""
-    convolution = functional.indice_inverse_conv if inverse else functional.indice_conv
+    """`functional.indice_conv`, or another of its functions with `inverse` or `subm`."""
+    convolution = functional.indice_subm_conv if subm else functional.indice_conv
+    convolution = functional.indice_inverse_conv if inverse else convolution
     return convolution(features, filters, indice_pairs, indice_pair_num, num_activate_out, bias=bias)
 
 

@@ -10,8 +10,8 @@ from gridless.compat.spconv.core import ConvAlgo
 from gridless.compat.spconv.pytorch import ops
 from gridless.compat.spconv.pytorch.conv import Axes
 from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, by_axes, expand_nd
+from gridless.compat.spconv.pytorch.functional import max_pool
 from gridless.compat.spconv.pytorch.modules import SparseModule
-from gridless.ops.edge_max import edge_max
 
 
 class SparsePool(SparseModule):
@@ -81,7 +81,7 @@ class SparseMaxPool(SparsePool):
     """
 
     def reduce(self, features: Tensor, data: IndiceData) -> Tensor:
-        return edge_max(features, data.taps.edges).clamp(min=0)
+        return max_pool(features, data.taps)
 
 
 class SparseAvgPool(SparsePool):
