@@ -100,8 +100,9 @@ def ours(row: dict[str, Any], clouds: TrainingSet, warm: int = WARM, timed: int 
     """The figures of one row."""
     way = {"online": "online", "limit": "online", "workers": "workers", "files": "offline"}[row["part"]]
     recipe = load_recipe(row["network"]).changed(
-        batch_size=row["batch"], augment__drop=0.875 if row["points"] == "dropped" else 0.0, geometry=way, repeats=1
-    )
+        batch_size=row["batch"], augment__drop=0.875 if row["points"] == "dropped" else 0.0, geometry=way,
+        repeats=1 if way == "offline" else None,
+    )  # fmt: skip
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=os.environ.get("SCRATCH")) as scratch:
         if row["part"] == "files":
@@ -172,12 +173,14 @@ def main() -> None:
     rows: list[dict[str, Any]] = content["rows"]
     names = ("part", "network", "batch", "points")
     done = {tuple(row[name] for name in names) for row in rows}
+    order = [tuple(row[name] for name in names) for row in jobs(None)]
     for row in jobs(arguments.part):
         if tuple(row[name] for name in names) in done or row["batch"] not in (arguments.batches or BATCHES):
             continue
         with ProcessPoolExecutor(1, get_context("spawn")) as alone:
             row = alone.submit(measured, row, arguments).result()
         rows.append(row)
+        rows.sort(key=lambda row: order.index(tuple(row[name] for name in names)))
         keep(arguments.out, {"machine": machine(), "examples": arguments.limit, "rows": rows})
         print(row, flush=True)
 

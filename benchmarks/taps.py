@@ -12,7 +12,8 @@ Parts, each written to --out as soon as a row is measured; rows that are there a
     graphs   the same network as a plan, from the points of a scan: eager, captured by `gl.capture`, and `ahead`, where
              `gl.training.ahead` makes the next geometry meanwhile
     first    seconds of the first step of that network in a new process, without kernels compiled before
-    triton   spconv-triton, which tunes itself at its first calls: one scan of 10 cm, --tuning seconds at most
+    triton   spconv-triton, which tunes itself at its first calls: one scan of 10 cm, --tuning seconds at most.
+             `tuning s` is with compiled kernels
     cpu      the layers and blocks of PTv3, and the SparseUNet, on 20,000 voxels, beside a plain loop over taps in torch
 
 Columns, in milliseconds, medians of --repeats from call to finished result:
@@ -600,33 +601,38 @@ def step(options: Any) -> None:
 
 
 def tuned(options: Any, results: Results) -> None:
-    """Cells of spconv-triton tune beside each other, each in a process of its own. Then each is timed alone, with what
-    Triton has kept on disk."""
+    """Cells of spconv-triton compile and tune beside each other, each in a process of its own. Then each tunes again
+    alone, with compiled kernels, and is timed. --cache keeps the kernels."""
     if library("spconv_triton") is None:
         return
     names = [f"{precision}, {c}" for precision in options.precisions for c in options.channels]
     names = [name for name in names if not results.has("triton", f"10 cm, {name}")]
     with tempfile.TemporaryDirectory() as folder:
+        folder = options.cache or folder
         command = [sys.executable, __file__, "--scans", options.scans, "--repeats", str(options.repeats), "--tune"]
         caches = os.environ | {"TRITON_CACHE_DIR": folder}
         pipe = subprocess.PIPE
         tuning = {name: subprocess.Popen([*command, name], env=caches, stdout=pipe, stderr=pipe) for name in names}
         end = time.monotonic() + options.tuning
+        errors = {}
         for name, process in tuning.items():
             try:
-                out, error = process.communicate(timeout=max(1.0, end - time.monotonic()))
+                _, error = process.communicate(timeout=max(1.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
-                out, error = b"", f"more than {options.tuning:g} s".encode()
-            row = json.loads(out.splitlines()[-1]) if out else {"error": error.decode()[-200:]}
-            results.put("triton", row, f"10 cm, {name}")
+                error = f"more than {options.tuning:g} s".encode()
+            if process.returncode:
+                errors[name] = error.decode()[-200:]
+        # What was chosen while other processes ran is chosen again.
+        for path in Path(folder).rglob("*.autotune.json"):
+            path.unlink()
         for name in names:
-            row = results.values["triton"][f"10 cm, {name}"]
-            if "error" not in row:
+            row = {"error": errors.get(name)}
+            if name not in errors:
                 done = subprocess.run([*command, name], env=caches, capture_output=True, text=True, check=True)
-                row |= json.loads(done.stdout.splitlines()[-1]) | {"tuning s": row["tuning s"]}
-                results.put("triton", row, f"10 cm, {name}")
+                row = json.loads(done.stdout.splitlines()[-1])
+            results.put("triton", row, f"10 cm, {name}")
             print(f"spconv-triton, {name}: {row}", flush=True)
 
 
@@ -847,6 +853,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, nargs="+", default=list(CHANNELS))
     parser.add_argument("--precisions", nargs="+", choices=list(PRECISIONS), default=list(PRECISIONS))
     parser.add_argument("--tuning", type=float, default=60, metavar="SECONDS", help="for what compiles or tunes itself")
+    parser.add_argument("--cache", metavar="FOLDER", help="keeps the compiled kernels of spconv-triton")
     parser.add_argument("--seconds", type=float, default=1e9, help="no further row is begun after that")
     parser.add_argument("--out", default=str(RESULTS / "taps.json"))
     parser.add_argument("--step", help=argparse.SUPPRESS)

@@ -20,7 +20,8 @@ AllData = Annotated[bool, typer.Option("--all-data", help="Train on every exampl
 Seed = Annotated[int | None, typer.Option(help="Random seed; default: the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the recipe; may be repeated.")]
 Repeats = Annotated[
-    int | None, typer.Option(help="Augmentations of each example that are kept offline; default: the recipe's.")
+    int | None,
+    typer.Option(min=1, help="Augmentations of each example, which epochs cycle through; default: the recipe's."),
 ]
 Keep = Annotated[
     str, typer.Option(help="Where examples are: disk (packed once), memory, or auto, which decides by size.")

@@ -129,7 +129,8 @@ class Task:
         """
         data = self.selected(recipe, data, train)
         size = batch_size or self.batch_size(recipe, data, train)
-        return Loader(data, plan, size, self.augment(recipe, train), recipe.seed, shuffle=train, **more)
+        augment, repeats = self.augment(recipe, train), recipe.repeats
+        return Loader(data, plan, size, augment, recipe.seed, shuffle=train, repeats=repeats, **more)
 
     # Learning and judging.
 

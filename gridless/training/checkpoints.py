@@ -18,7 +18,7 @@ from gridless.training.recipe import Recipe
 from gridless.training.step import Average
 
 # Version of the checkpoint's layout; other versions are rejected.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass

@@ -189,7 +189,9 @@ class TrainingSet:
         if self.device.type != "cuda" or isinstance(self.examples, Events) or not len(self):
             return 1
         # Grouping saves launches: the searches of a small batch take less time than their launches.
-        free, _ = torch.cuda.mem_get_info(self.device)
+        free, whole = torch.cuda.mem_get_info(self.device)
+        # `torch.cuda.set_per_process_memory_fraction`: runs beside each other share a device.
+        free = min(free, int(whole * torch.cuda.get_per_process_memory_fraction(self.device)))
         points = min(GROUP, GROUP * free // (1 << 37))
         return max(1, points // max(int(self.sizes.max()) * batch_size, 1))
 

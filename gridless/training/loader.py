@@ -39,6 +39,7 @@ class Loader:
         world: number of processes.
         prefetch: groups of batches prepared ahead on a GPU; None: `data.ahead`.
         epochs: number of epochs of the run. At the end of each but the last, the next one is already being prepared.
+        repeats: number of augmentations of each example, which epochs cycle through; None: a new one in every epoch.
     """
 
     def __init__(
@@ -53,13 +54,14 @@ class Loader:
         world: int = 1,
         prefetch: int | None = None,
         epochs: int = 0,
+        repeats: int | None = None,
     ) -> None:
         if batch_size < world:
             raise ValueError(
                 f"a batch of {batch_size} cannot be divided among {world} processes. Give a larger batch_size."
             )
         self.data, self.plan, self.batch_size, self.augment, self.seed = data, plan, batch_size, augment, seed
-        self.shuffle, self.rank, self.world, self.epochs = shuffle, rank, world, epochs
+        self.shuffle, self.rank, self.world, self.epochs, self.repeats = shuffle, rank, world, epochs, repeats
         # Number of batches whose geometry is computed together.
         self.group = data.at_once(batch_size)
         self.prefetch = data.ahead if prefetch is None else prefetch
@@ -132,7 +134,8 @@ class Loader:
     def prepare(self, epoch: int, jobs: list[Job]) -> Group:
         """A group of batches of an epoch, with the transposed edges that the backward pass needs."""
         index = torch.cat([index for index, _ in jobs])
-        geometry = transposed(self.plan(self.data.draw(self.augment, self.seed, epoch, index)))
+        drawn = self.data.draw(self.augment, self.seed, epoch % self.repeats if self.repeats else epoch, index)
+        geometry = transposed(self.plan(drawn))
         labels = self.data.labels[send(index, self.data.labels.device)]
         group = Group(self.plan, geometry, labels, [share for _, share in jobs], [len(index) for index, _ in jobs])
         # Read the offsets back here, in the prefetch thread, where the training loop does not wait for them.

@@ -73,8 +73,8 @@ class Recipe(BaseModel):
     [{PoolPixels: 2}]."""
     geometry: Literal["online", "workers", "offline"] = "online"
     """Computation of training geometry: `online` on the device, `workers` in processes, `offline` once, in files."""
-    repeats: _Count = 8
-    """For `offline`: number of epochs whose augmentations are stored; later epochs cycle through them."""
+    repeats: _Count | None = None
+    """Augmentations of each example, which epochs cycle through. None: a new one in every epoch (`offline`: 8)."""
     epochs: _Count = 400
     """Passes over the training set."""
     batch_size: _Count = 128

@@ -1,7 +1,7 @@
 """Batches prepared ahead of the step: in worker processes, or once, in files.
 
-Both give the same batches as the loader they wrap, in the same order. From files, epoch e has the augmentation of epoch
-e modulo the repeats.
+Both give the same batches as the loader they wrap, in the same order. Files hold a fixed number of augmentations of
+each example (`repeats` of the recipe), which epochs cycle through.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from gridless.structures import collate
 from gridless.training.batch import Batch, Group, transposed
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
+
+# Augmentations of each example in files, if the recipe gives no number.
+REPEATS = 8
 
 
 class WorkerLoader(Loader):
@@ -110,7 +113,8 @@ def precomputed(
     loader = task.loader(recipe, data, plan)
     drawn = _Drawn(loader, loader.data.tensors())
     # The cache key covers all examples and labels, so no example must be drawn for a check.
-    return Precomputed(drawn, folder, plan, recipe.repeats, recipe.seed, num_workers=workers, check=False, ray=ray)
+    repeats = recipe.repeats or REPEATS
+    return Precomputed(drawn, folder, plan, repeats, recipe.seed, num_workers=workers, check=False, ray=ray)
 
 
 def processes(workers: int | None) -> int:
