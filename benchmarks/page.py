@@ -182,7 +182,7 @@ def backbones(r: dict[str, Any]) -> Table:
                 apart.get("output", ""),
                 *gradients,
                 "yes" if all(ours["same bits"].values()) else "output" if ours["same bits"]["output"] else "no",
-                *(side.get(f"{what} ms", "") for what in ("forward", "both") for side in (ours, theirs)),
+                *(side.get(what, "") for what in ("forward ms", "both ms", "both MiB") for side in (ours, theirs)),
             ]
         )
     caption = (
@@ -190,6 +190,7 @@ def backbones(r: dict[str, Any]) -> Table:
         "weights, and voxels of a LiDAR scan. Only spconv differs: torch_scatter and flash_attn are those of gridless "
         "on both sides. Differences are relative to the largest value. Empty cells were not measured, or the precision "
         "is not that network's.\n\n"
+        "- *MiB*: the peak of a training step above weights, voxels and features.\n"
         "- *Gradients*: of all parameters, in a training step. *From float64*: each library from gridless in float64. "
         "*spconv's, two runs*: gradients of spconv from each other.\n"
         "- *Same bits*, of two runs of gridless: *yes*, or of the *output* only.\n"
@@ -206,7 +207,7 @@ def backbones(r: dict[str, Any]) -> Table:
     )
     columns = ["network", "machine", "precision", "voxels", "output", "gradients", "gradients from float64"]
     columns += ["spconv's from float64", "spconv's, two runs", "same bits"]
-    columns += ["forward", "spconv forward", "with gradients", "spconv with gradients"]
+    columns += ["forward", "spconv forward", "with gradients", "spconv with gradients", "MiB", "spconv MiB"]
     return "Networks of other projects", f"{caption} {origin(r['backbones'])}", columns, rows
 
 

@@ -138,9 +138,10 @@ def table4(network: str, mean: float) -> Callable[[Results], tuple[str, str]]:
         status = "one network: better than the paper's mean" if official["accuracy"] > mean else "not reproduced"
         for name, runs in r.get("table4", {}).get("rows", {}).items():
             if name.startswith(network):
-                each = runs["valid_accuracy"]
-                result += f"; {name}, {len(runs['seeds'])} seeds on held-out clouds: {percent(each['mean'])} "
-                result += f"± {percent(each['deviation'])}, best {percent(each['best'])}"
+                each, several = runs["valid_accuracy"], len(runs["seeds"]) > 1
+                seeds = f"{len(runs['seeds'])} seeds" if several else "one seed"
+                result += f"; {name}, {seeds} on held-out clouds: {percent(each['mean'])}"
+                result += f" ± {percent(each['deviation'])}, best {percent(each['best'])}" if several else ""
         for name in TABLE4.keys() - r.get("table4", {}).get("rows", {}).keys():
             result += f"; {name}: not run" if name.startswith(network) else ""
         return result, status
@@ -377,6 +378,18 @@ PAPER_EPOCHS = {
 }  # fmt: skip
 
 
+def unmeasured(rows: list[dict[str, Any]]) -> str:
+    """A sentence that names the rows of Table 3 that are missing, if there are any."""
+    from table3 import jobs
+
+    names = ("part", "network", "batch", "points")
+    done = {tuple(row[name] for name in names) for row in rows}
+    wanted = [tuple(row[name] for name in names) for row in jobs(None)]
+    missing = [f"{network}, {part}, {batch:,}" for part, network, batch, points in wanted
+               if (part, network, batch, points) not in done]  # fmt: skip
+    return f"Not measured: {'; '.join(missing)}. " if missing else ""
+
+
 def epochs(r: Results) -> str:
     if "table3" not in r:
         return ""
@@ -397,7 +410,7 @@ def epochs(r: Results) -> str:
         "eager in TF32. *Online*: geometry on the GPU. *Workers*: 8 processes on the CPU, which prepare whole batches: "
         "with one batch an epoch, one of them works. *Files*: read from files that were made before. *Limit*: "
         "online, where the allocator may use 11 GB. A peak of rows online may include up to 2 GiB that the row before "
-        "it left. Five rows of workers and files of the small network have not been measured. "
+        f"it left. {unmeasured(r['table3']['rows'])}"
         "On this machine making geometry on the GPU is faster than reading it or making it on the CPU. *Paper*: online "
         "or offline, on a GTX 1080 Ti; SpiderCNN, which we have not run, took 196 s."
     )

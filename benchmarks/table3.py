@@ -22,6 +22,7 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,7 +30,6 @@ from typing import Any
 
 import torch
 from common import RESULTS, keep, machine
-from peers_points import PointCNN, PointNet2
 
 from gridless.tasks import find
 from gridless.tasks.loading import load_data
@@ -40,7 +40,7 @@ from gridless.training.workers import precomputed, processes
 CUDA = torch.cuda.is_available()
 NETWORKS = ("modelnet40-large", "modelnet40-small")
 BATCHES = (32, 64, 128, 1024, 4096, 9840)
-PEERS = ((PointNet2, (32, 64, 128)), (PointCNN, (32, 64, 128)))
+PEERS = {"PointNet2": (32, 64, 128), "PointCNN": (32, 64, 128)}
 WARM, TIMED = 3, 5
 LIMIT_GB = 11
 
@@ -48,8 +48,8 @@ LIMIT_GB = 11
 def jobs(part: str | None) -> list[dict[str, Any]]:
     """Every row that is wanted, the shortest first."""
     rows: list[dict[str, Any]] = []
-    for kind, batches in PEERS:
-        rows += [{"part": "peers", "network": kind.__name__, "batch": batch, "points": "full"} for batch in batches]
+    for name, batches in PEERS.items():
+        rows += [{"part": "peers", "network": name, "batch": batch, "points": "full"} for batch in batches]
     for way in ("online", "workers", "files"):
         for network in NETWORKS:
             for batch in BATCHES:
@@ -151,7 +151,7 @@ def measured(row: dict[str, Any], arguments: argparse.Namespace) -> dict[str, An
     try:
         if row["part"] == "peers":
             torch.set_float32_matmul_precision("high")  # as `gridless train` sets it
-            kind = {k.__name__: k for k, _ in PEERS}[row["network"]]
+            kind = getattr(import_module("peers_points"), row["network"])
             place = clouds.to("cuda" if CUDA else "cpu")
             return row | peer(place, kind, row["batch"], max(5, 1000 // row["batch"]) if CUDA else 1)
         return row | ours(row, clouds, arguments.warm, arguments.timed)
