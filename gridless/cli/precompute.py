@@ -48,7 +48,7 @@ def precompute(
     Give both commands the same data and settings. After an interruption the same command continues where it ended.
     """
     from gridless.data.files import check_writable
-    from gridless.tasks.registry import task_for
+    from gridless.tasks.own import task_for
     from gridless.tasks.storage import Storage, load_splits
     from gridless.training.workers import precomputed, processes
 

@@ -109,7 +109,7 @@ def _examples(recipe: Any, root: Path | None, split: str, limit: int | None) -> 
     """The network's plan, and batches of its clouds or recordings."""
     from gridless.augment.policy import Policy
     from gridless.tasks.loading import some_of
-    from gridless.tasks.registry import task_for
+    from gridless.tasks.own import task_for
 
     task = task_for(recipe)
     data = task.load(recipe, root, split)

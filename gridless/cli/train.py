@@ -72,7 +72,7 @@ def train(
     """
     given = {name: value for name, value in locals().items() if name not in ("seeds", "out")}
     from gridless.data.files import check_writable
-    from gridless.tasks.registry import task_for
+    from gridless.tasks.own import task_for
     from gridless.tasks.storage import Storage, load_splits
     from gridless.training.checkpoints import check_folder
 

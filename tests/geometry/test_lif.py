@@ -144,7 +144,10 @@ def test_real_recordings_fire_the_same_events(backend, device, shared_data):
     import io
     import lzma
 
-    with lzma.open(shared_data / "nmnist_small_train.npz.xz") as file:
+    path = shared_data / "nmnist_small_train.npz.xz"
+    if not path.is_file():
+        pytest.skip(f"there is no {path.name}")
+    with lzma.open(path) as file:
         pack = np.load(io.BytesIO(file.read()))
     steps = pack["dt"].astype(np.int64)[: int(pack["offsets"][1])]
     steps[steps == 255] = pack["dt_big"][: int((steps == 255).sum())]
