@@ -77,8 +77,8 @@ def _hold(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def machine() -> dict[str, Any]:
-    """Machine, versions and commit of a result."""
+def machine(with_commit: bool = True) -> dict[str, Any]:
+    """Machine, versions and commit of a result; the commit is left out where each row has its own."""
     from numba.core.registry import cpu_target
 
     _, name, features = cpu_target.target_context.codegen().magic_tuple()
@@ -91,7 +91,7 @@ def machine() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": commit(),
+        **({"commit": commit()} if with_commit else {}),
     }
 
 

@@ -5,7 +5,9 @@
 Folds are stratified and seeded (`gridless.data.splits.folds`); each is trained by the recipe, from another seed, and
 judged after the last epoch: nothing is chosen on the fold. Several folds run at once, each in a process of its own; on
 a GPU they share it through MPS where that daemon can be started. Finished folds are kept in OUT and not run again.
-Prints the accuracy over all recordings, and mean and spread over the folds; writes OUT/folds.json.
+Prints the accuracy over all recordings, and mean and spread over the folds; writes OUT/folds.json, and with `--row`
+also a row of results/nmnist_folds.json. The page has `n-mnist` (`--set epochs=50`), and two rows with a further change
+(`--set transforms=[]`, `--set start=WEIGHTS`).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import mps
+from common import RESULTS, commit, keep, machine, mps
 
 
 def one(fold: int, arguments: argparse.Namespace) -> None:
@@ -125,6 +127,16 @@ def report(arguments: argparse.Namespace) -> None:
         "seconds": [e["seconds"] for e in entries],
     }
     (arguments.out / "folds.json").write_text(json.dumps(summary, indent=1) + "\n")
+    if arguments.row is not None:
+        known = json.loads(arguments.results.read_text()) if arguments.results.is_file() else {"rows": {}}
+        known["rows"][arguments.row] = {
+            "accuracy": summary["accuracy"],
+            "spread over folds": spread,
+            "by fold": each,
+            "changes": arguments.changes,
+            "commit": commit(),
+        }
+        keep(arguments.results, {"machine": machine(with_commit=False), "rows": known["rows"]})
     print(
         f"{summary['folds']} folds: {summary['accuracy']:.2%} of {len(right)} recordings; "
         f"mean {summary['mean']:.2%}, standard deviation over folds {spread:.2%}"
@@ -141,6 +153,8 @@ def main() -> None:
     parser.add_argument("--set", dest="changes", action="append", default=[], help="NAME=VALUE of the recipe")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--limit", type=int, help="so many recordings only, for a trial")
+    parser.add_argument("--row", help="keep the result under this name in --results")
+    parser.add_argument("--results", type=Path, default=RESULTS / "nmnist_folds.json")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one is not None:

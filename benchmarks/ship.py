@@ -111,7 +111,7 @@ def main() -> None:
     if changed:
         print(f"{changed} of {len(before)} predictions or figures change with 16 bits: stored with 32")
         save(model, SHIPPED / options.name, **about)
-    log = Path(options.source).with_name("logs") / "metrics.csv"
+    log = Path(options.source).with_name("metrics.csv")
     if log.is_file():
         shutil.copyfile(log, SHIPPED / f"{options.name}.csv")
     print(json.dumps({"model": config["model"], "bytes": path.stat().st_size, **about["cost"]}))

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, keep, machine
+from common import RESULTS, commit, keep, machine
 
 from gridless.tasks import find
 from gridless.tasks.loading import load_data
@@ -178,10 +178,10 @@ def main() -> None:
         if tuple(row[name] for name in names) in done or row["batch"] not in (arguments.batches or BATCHES):
             continue
         with ProcessPoolExecutor(1, get_context("spawn")) as alone:
-            row = alone.submit(measured, row, arguments).result()
+            row = alone.submit(measured, row, arguments).result() | {"commit": commit()}
         rows.append(row)
         rows.sort(key=lambda row: order.index(tuple(row[name] for name in names)))
-        keep(arguments.out, {"machine": machine(), "examples": arguments.limit, "rows": rows})
+        keep(arguments.out, {"machine": machine(with_commit=False), "examples": arguments.limit, "rows": rows})
         print(row, flush=True)
 
 

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, keep, machine, mps
+from common import RESULTS, commit, keep, machine, mps
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "large, the authors' recipe": ("paper/modelnet40-large", {"geometry": "online"}),
@@ -108,8 +108,10 @@ def collect(arguments: argparse.Namespace) -> None:
                 continue
             runs = done.setdefault(name, {})
             runs[seed] = json.loads(text.splitlines()[-1])
-            rows[name] = summarise(sorted(runs), [runs[n] for n in sorted(runs)])
-            keep(arguments.out, {"machine": machine(), "rows": {n: rows[n] for n in ROWS if n in rows}})
+            rows[name] = summarise(sorted(runs), [runs[n] for n in sorted(runs)]) | {"commit": commit()}
+            keep(
+                arguments.out, {"machine": machine(with_commit=False), "rows": {n: rows[n] for n in ROWS if n in rows}}
+            )
             print(name, seed, runs[seed], flush=True)
     if failed:
         sys.exit(f"table4: these runs failed: {'; '.join(failed)}")
@@ -117,7 +119,7 @@ def collect(arguments: argparse.Namespace) -> None:
 
 def runs_of(row: dict[str, Any]) -> dict[int, dict[str, float]]:
     """Seed -> figures of a row that was summed up."""
-    figures = {name: entry["values"] for name, entry in row.items() if name != "seeds"}
+    figures = {name: entry["values"] for name, entry in row.items() if name not in ("seeds", "commit")}
     return {seed: {name: values[n] for name, values in figures.items()} for n, seed in enumerate(row["seeds"])}
 
 

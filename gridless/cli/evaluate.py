@@ -62,6 +62,7 @@ def evaluate(
     for count in counts:
         chosen = recipe.changed(points=count) if points else recipe
         figures = kind.evaluate(model, examples, chosen, batch_size, votes, progress=True)
+        figures.pop("confusion", None)
         results[count] = figures | {"seen_in_training": known}
     if as_json:
         print(json.dumps(results if points else results[recipe.points]))

@@ -105,7 +105,7 @@ def train(
         )
         result = train_by(chosen, kind, learn, valid, out, options, model)
     if result is not None:
-        print(json.dumps({k: v for k, v in result.items() if k != "history"}))
+        print(json.dumps({k: v for k, v in result.items() if k not in ("history", "confusion")}))
 
 
 def tell(lines: list[str]) -> None:

@@ -27,7 +27,7 @@ RECORDINGS = tuple(sorted(recordings.SUFFIXES))
 # Names of folders that are splits.
 _SPLITS = {"fit": ("train", "training"), "validation": ("validation", "val", "valid"), "test": ("test", "testing")}
 # Training writes these beside the recipe into the folder of a run.
-_RUN_FILES = {"checkpoints", "logs", "split.txt", "weights.json"}
+_RUN_FILES = {"checkpoints", "metrics.csv", "split.txt", "weights.json"}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Choices:
     """Basis, neighbourhood, fall-off and sampler of a point network. The defaults are the paper's.
 
     Args:
-        order: the highest total order of the monomials, 0 to 3 in the paper's argument.
+        order: the highest total order of the monomials.
         basis: "monomials", or "kernel points", the Gaussian bumps of `gl.nn.KernelPoints`.
         nearest: so many nearest neighbours in place of a ball, and twice as many when down-sampling. Vectors are still
             divided by the ball's radius.
@@ -56,6 +56,14 @@ class Choices:
                 raise ValueError(f"Choices: {name} is {value!r}. Choose one of {', '.join(map(repr, allowed))}.")
         if self.nearest is not None and self.limit is not None:
             raise ValueError("Choices: nearest and limit exclude each other. Give one of them.")
+        if isinstance(self.order, bool) or not isinstance(self.order, int) or self.order < 0:
+            raise ValueError(f"Choices: order is {self.order!r}. Give a whole number of at least 0.")
+        if isinstance(self.fraction, bool) or not 0 < self.fraction <= 1:
+            raise ValueError(f"Choices: fraction is {self.fraction!r}. Give a number above 0 and up to 1.")
+        # A whole number would be a count of points to the samplers.
+        object.__setattr__(self, "fraction", float(self.fraction))
+        if self.sampler == "rejection" and self.fraction != 0.25:
+            raise ValueError(f"Choices: fraction is {self.fraction}, but rejection has none. Leave it out.")
         if self.basis != "monomials" and self.order != 2:
             raise ValueError(f"Choices: order is {self.order}, but {self.basis} have no order. Leave it out.")
 

@@ -169,7 +169,7 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
         axes.text(
             j, i, int(counts[i, j]), ha="center", va="center", fontsize=7, color="w" if share[i, j] > 0.5 else "k"
         )
-    axes.set(xlabel="answered", ylabel="shown")
+    axes.set(xlabel="predicted class", ylabel="true class")
     return figure
 
 

@@ -18,10 +18,10 @@ from gridless.kernels.progress import shown
 def report_run(out: str | Path, show: bool = True) -> Path | None:
     """Draw a run's folder: curves.png, confusion.png and report.html; print its table of classes to standard error.
 
-    The run has `results.json`, whose `history` has one entry for each epoch; without it metrics.csv or
-    logs/metrics.csv is read. `confusion` of the results, the counts (C, C) of `confusion_counts`, gives the
-    matrix and the table; `class_names` are in the results or in weights.json. Writes
-    metrics.csv, one row for each epoch, where there is none. Without matplotlib nothing is drawn.
+    The run has `results.json`, whose `history` has one entry for each epoch; without it metrics.csv is read.
+    `confusion` of the results, counts (C, C) of examples or points, gives the matrix and the table; `by_category`,
+    figures by name, a table alone. Class names are in the results or in weights.json. Without matplotlib nothing is
+    drawn.
 
     Args:
         out: the folder of the run.
@@ -34,12 +34,15 @@ def report_run(out: str | Path, show: bool = True) -> Path | None:
     history = results.get("history") or _epochs(out)
     if not history:
         raise ValueError(f"report_run: {out} holds no run: it has neither a history in results.json nor metrics.csv")
-    if not (out / "metrics.csv").exists():
-        write_whole(out / "metrics.csv", _as_csv(history).encode())
     counts = np.array(results["confusion"]) if "confusion" in results else None
-    names = results.get("class_names") or _json(out / "weights.json").get("class_names") or []
+    about = _json(out / "weights.json")
+    names = results.get("class_names") or about.get("parts") or about.get("class_names") or []
     names = [*map(shown, names)] or [str(k) for k in range(0 if counts is None else len(counts))]
-    table = [] if counts is None else class_table(counts, names)
+    if counts is not None:
+        table = class_table(counts, names, of_points="valid_mean_iou" in results)
+    else:
+        figures = results.get("by_category") or {}
+        table = [["category", "mIoU"]] * bool(figures) + [[shown(k), f"{v:.1%}"] for k, v in figures.items()]
     if show and table:
         print("\n".join(_aligned(table)), file=sys.stderr, flush=True)
     try:
@@ -55,9 +58,14 @@ def confusion_counts(labels: Any, answers: Any, classes: int) -> list[list[int]]
     return np.bincount(at, minlength=classes * classes).reshape(classes, classes).tolist()
 
 
-def class_table(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:
-    """A row for each class that has examples: their number, accuracy, precision, and the most frequent wrong answer."""
-    rows = [["class", "examples", "accuracy", "precision", "mistaken for"]]
+def class_table(counts: np.ndarray, names: Sequence[str], of_points: bool = False) -> list[list[str]]:
+    """A row for each class that has examples: their number, accuracy, precision, and the most frequent wrong answer.
+
+    With `of_points`, counts are of points, and intersection over union stands beside them.
+    """
+    rows = [["class", "points" if of_points else "examples", "accuracy", "precision", "mistaken for"]]
+    if of_points:
+        rows[0].insert(4, "IoU")
     for k, name in enumerate(names):
         count, answered = counts[k].sum(), counts[:, k].sum()
         if not count:
@@ -66,7 +74,8 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:
         others[k] = 0
         wrong = f"{names[int(others.argmax())]} ({others.max()})" if others.max() else ""
         precision = f"{counts[k, k] / answered:.1%}" if answered else ""
-        rows.append([name, f"{count}", f"{counts[k, k] / count:.1%}", precision, wrong])
+        iou = [f"{counts[k, k] / (count + answered - counts[k, k]):.1%}"] if of_points else []
+        rows.append([name, f"{count}", f"{counts[k, k] / count:.1%}", precision, *iou, wrong])
     return rows
 
 
@@ -97,23 +106,12 @@ def _draw(
 
 
 def _epochs(out: Path) -> list[dict[str, Any]]:
-    """One entry for each epoch, from metrics.csv: rows of the same epoch are joined."""
-    path = next((p for p in (out / "metrics.csv", out / "logs" / "metrics.csv") if p.is_file()), None)
-    if path is None:
+    """One entry for each epoch, from metrics.csv."""
+    path = out / "metrics.csv"
+    if not path.is_file():
         return []
-    epochs: dict[float, dict[str, Any]] = {}
     with open(path, newline="", encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            values = {key: float(text) for key, text in row.items() if text}
-            if "epoch" in values:
-                epochs.setdefault(values["epoch"], {}).update(values)
-    return [epochs[epoch] for epoch in sorted(epochs)]
-
-
-def _as_csv(history: list[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(key for row in history for key in row))
-    lines = [",".join("" if row.get(key) is None else str(row[key]) for key in columns) for row in history]
-    return "\n".join([",".join(columns), *lines, ""])
+        return [{key: float(text) for key, text in row.items() if text} for row in csv.DictReader(lines)]
 
 
 def _aligned(table: list[list[str]]) -> list[str]:

@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 
+def confusions(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> Tensor:
+    """The confusion matrix of `kinds` labels in each of `count` examples, (count, kinds * kinds) float64."""
+    _check(part, kinds)
+    at = (example * kinds + part) * kinds + predicted
+    return torch.bincount(at, minlength=count * kinds * kinds).view(count, -1).double()
+
+
 def overlaps(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> tuple[Tensor, Tensor]:
     """Points in the intersection and in the union of each of `kinds` parts, in each of `count` examples."""
-    if len(part) and int(part.max()) >= kinds:
-        raise ValueError(f"points have the part {int(part.max())}, but the network has {kinds}. Number parts from 0.")
+    _check(part, kinds)
 
     def counted(values: Tensor, rows: Tensor) -> Tensor:
         return torch.bincount(rows * kinds + values, minlength=count * kinds).view(count, kinds).double()
@@ -47,3 +53,8 @@ def mean_ious(ious: Tensor, category: Tensor, names: Sequence[str]) -> dict[str,
     each = {name: ious[category == k].mean().item() for k, name in enumerate(names) if bool((category == k).any())}
     mean = sum(each.values()) / max(len(each), 1)
     return {"instance_iou": ious.mean().item(), "category_iou": mean, "examples": len(ious), "by_category": each}
+
+
+def _check(part: Tensor, kinds: int) -> None:
+    if len(part) and int(part.max()) >= kinds:
+        raise ValueError(f"points have the part {int(part.max())}, but the network has {kinds}. Number parts from 0.")

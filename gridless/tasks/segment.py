@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from gridless.tasks.clouds import CloudTask
 from gridless.tasks.folders import with_short_labels
 from gridless.tasks.labelled import write_labels, write_parts
 from gridless.tasks.loading import FOLDER, check_kind, check_labels, check_stems, chosen, folder_of, made
-from gridless.tasks.scores import mean_ious, mean_overlap, overlaps, shape_ious
+from gridless.tasks.scores import confusions, mean_ious, mean_overlap, shape_ious
 from gridless.tasks.storage import PackSource, source_of_set
 from gridless.training.batch import Batch
 from gridless.training.examples import TrainingSet, block
@@ -152,24 +153,24 @@ class LabelScenes(LabelPoints):
 
     @torch.no_grad()
     def score(self, model: Any, batch: Batch) -> Tensor:
-        """(B, 2 + 2 C): correctly labelled points, all points, then points in intersection and union of each class."""
+        """(B, C * C): the confusion matrix of each example, rows of true classes one after the other."""
         cloud: Any = next(iter(batch.geometry.values()))
         judged = _judged(cloud)
         logits = model(batch.geometry)
         best, part, example = logits.argmax(1)[judged], cloud.rows["part"][judged], cloud.example[judged]
-        common, union = overlaps(best, part, example, cloud.num_examples, logits.shape[1])
-        every = torch.bincount(example, minlength=cloud.num_examples)
-        return torch.cat([common.sum(1, keepdim=True), every[:, None], common, union], 1)
+        return confusions(best, part, example, cloud.num_examples, logits.shape[1])
 
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
-        right, every = scores[:, :2].sum(0)
-        common, union = scores[:, 2:].sum(0).cpu().chunk(2)
-        each = mean_overlap(common, union, data.parts or data.class_names)
+        counts = scores.sum(0).cpu()
+        counts = counts.view(math.isqrt(len(counts)), -1)
+        common = counts.diagonal()
+        each = mean_overlap(common, counts.sum(0) + counts.sum(1) - common, data.parts or data.class_names)
+        accuracy = (common.sum() / counts.sum().clamp(min=1)).item()
         mean = sum(each.values()) / max(len(each), 1)
         # Blocks of one scan are several examples.
         scans = len(scores) if data.files is None else len(data.files.unique())
-        accuracy = (right / every.clamp(min=1)).item()
-        return {"accuracy": accuracy, "mean_iou": mean, "scans": scans, "examples": len(scores), "by_class": each}
+        figures = {"accuracy": accuracy, "mean_iou": mean, "scans": scans, "examples": len(scores), "by_class": each}
+        return figures | {"confusion": counts.long().tolist()}
 
     def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
         points = f"{figures['accuracy']:.2%} of the points of {figures['scans']} scans"

@@ -18,14 +18,13 @@ _SHOWN = (("train_loss", 3, "loss"), ("train_accuracy", 3, "train"), ("valid_acc
 
 
 class Log:
-    """Writes one row per epoch to OUT/logs/metrics.csv and, if it is installed, to TensorBoard.
+    """Writes one row per epoch to OUT/metrics.csv and, if it is installed, to TensorBoard.
 
     `done` is the number of steps before the run was resumed: TensorBoard entries of later steps are dropped.
     """
 
     def __init__(self, out: Path, done: int = 0) -> None:
-        self.file, self.board = out / "logs" / "metrics.csv", None
-        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file, self.board = out / "metrics.csv", None
         if find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 

@@ -156,7 +156,7 @@ def _end_epoch(run: Run, epoch: int) -> None:
         _refresh(run)
         figures = run.task.judge(run.judged, run.valid, recipe)
         entry |= {f"valid_{name}": value for name, value in figures.items() if isinstance(value, float)}
-        run.confusion = figures.get("confusion")
+        run.details = {name: figures[name] for name in ("confusion", "by_category") if name in figures}
     state.history.append(entry)
 
 
@@ -223,9 +223,7 @@ def _finish(run: Run, out: Path, seconds: float) -> dict[str, Any]:
     results |= {"epochs": recipe.epochs, "examples": run.examples, "seconds": seconds}
     if valid is not None and recipe.votes > 1:
         results["valid_accuracy_by_votes"] = run.task.evaluate(run.judged, valid, recipe)["accuracy"]
-    if run.confusion is not None:
-        results["confusion"] = run.confusion
-    results = _plain(results)
+    results = _plain(results | run.details)
     split = "train" if valid is None else "fit"
     about = {"task": run.task.name, **run.about, "split": split, "recipe": recipe.to_dict(), "results": results}
     save(run.judged, out / "weights", **about)

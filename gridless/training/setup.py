@@ -102,8 +102,8 @@ class Run:
         self.valid, self.about = None if valid is None else valid.to(fabric.device), task.about(data)
         # The network to evaluate and save: the weights of `state.best`, with re-estimated statistics.
         self.judged, self.judged_at = copy.deepcopy(self.state.best).eval(), -1
-        # Confusion matrix of the last validation, if the task has one.
-        self.confusion: list[list[int]] | None = None
+        # Confusion matrix and figures by category of the last validation, if the task has them.
+        self.details: dict[str, Any] = {}
 
     @property
     def steps(self) -> int:

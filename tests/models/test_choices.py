@@ -122,3 +122,25 @@ def test_a_choice_that_does_not_exist_is_refused_by_name(choice):
     (name, value), *_ = choice.items()
     with pytest.raises(ValueError, match=f"Choices: {name} is {value!r}"):
         Choices(**choice)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"sampler": "farthest", "fraction": 0}, "fraction is 0"),
+        ({"sampler": "farthest", "fraction": 2}, "fraction is 2"),
+        ({"sampler": "random", "fraction": float("nan")}, "fraction is nan"),
+        ({"fraction": 0.5}, "fraction is 0.5, but rejection has none"),
+        ({"order": 1.5}, "order is 1.5"),
+        ({"order": -1}, "order is -1"),
+    ],
+)
+def test_a_number_that_no_network_can_have_is_refused(choices, message):
+    with pytest.raises(ValueError, match=f"Choices: {message}"):
+        Choices(**choices)
+
+
+def test_a_whole_fraction_keeps_all_points(clouds):
+    model = models.build({"model": "point_resnet_small", "classes": 3, "sampler": "farthest", "fraction": 1})
+    geometry = model.plan(gl.Cloud.of(clouds))
+    assert all(len(geometry[f"X{n}"].coords) == 180 for n in range(4))

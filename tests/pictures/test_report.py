@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 
@@ -40,24 +39,13 @@ def test_a_run_is_drawn_and_its_classes_are_printed(folder, capsys):
     assert lines[1].split() == ["chair", "3", "66.7%", "100.0%", "table", "(1)"]
 
 
-def test_metrics_have_one_row_for_each_epoch(folder):
-    report_run(folder, show=False)
-    with open(folder / "metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["epoch"] for row in rows] == ["0", "1"]
-    assert [row["valid_accuracy"] for row in rows] == ["", "0.5"]
-
-
 def test_a_run_without_a_history_is_read_from_its_log(folder, capsys):
     (folder / "results.json").unlink()
-    (folder / "logs").mkdir()
-    log = "epoch,step,train_loss,valid_accuracy\n0,5,2.0,\n0,5,,0.4\n1,10,1.0,\n"
-    (folder / "logs" / "metrics.csv").write_text(log)
+    (folder / "metrics.csv").write_text("epoch,train_loss,valid_accuracy\n1,2.0,0.4\n2,1.0,\n")
     report_run(folder)
     assert (folder / "curves.png").is_file()
     assert not (folder / "confusion.png").exists()
     assert capsys.readouterr().err == ""
-    assert (folder / "metrics.csv").read_text().splitlines()[1:] == ["0.0,5.0,2.0,0.4", "1.0,10.0,1.0,"]
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path):
@@ -77,3 +65,16 @@ def test_classes_that_were_never_shown_are_left_out():
     table = class_table(np.array([[2, 0, 1], [0, 0, 0], [0, 0, 4]]), ["a", "b", "c"])
     assert [row[0] for row in table[1:]] == ["a", "c"]
     assert table[1][3:] == ["100.0%", "c (1)"]
+
+
+def test_points_have_an_intersection_over_union_and_categories_a_table(tmp_path, capsys):
+    results = {"history": HISTORY, "valid_mean_iou": 0.5, "confusion": [[3, 1], [0, 4]]}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    report_run(tmp_path)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].split()[:5] == ["class", "points", "accuracy", "precision", "IoU"]
+    assert lines[1].split() == ["0", "4", "75.0%", "100.0%", "75.0%", "1", "(1)"]
+    assert lines[2].split() == ["1", "4", "100.0%", "80.0%", "80.0%"]
+    (tmp_path / "results.json").write_text(json.dumps({"history": HISTORY, "by_category": {"chair": 0.875}}))
+    report_run(tmp_path)
+    assert [line.split() for line in capsys.readouterr().err.splitlines()] == [["category", "mIoU"], ["chair", "87.5%"]]

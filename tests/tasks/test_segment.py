@@ -86,7 +86,7 @@ def test_points_without_a_part_are_not_judged():
 
 def test_accuracy_is_the_share_of_points_whatever_the_sizes_of_blocks():
     # 90 of 100 points of a block, none of 10 of another; two classes.
-    scans = torch.tensor([[90.0, 100, 50, 40, 55, 55], [0, 10, 0, 0, 10, 10]], dtype=torch.float64)
+    scans = torch.tensor([[50.0, 5, 5, 40], [0, 5, 5, 0]], dtype=torch.float64)
     assert LabelScenes().figures(scans, blocks_of_scans())["accuracy"] == pytest.approx(90 / 110)
     shapes = torch.tensor([[90.0, 100, 0.5], [0, 10, 0.1]], dtype=torch.float64)
     assert LabelParts().figures(shapes, labelled(2))["accuracy"] == pytest.approx(90 / 110)
@@ -161,8 +161,10 @@ def test_the_iou_of_a_class_is_over_the_points_of_all_blocks():
     assert scores["by_class"] == pytest.approx({"a": each[0], "b": each[1]})
     assert scores["mean_iou"] == pytest.approx(sum(each) / 2)
     # A class that is nowhere does not count.
-    scans = torch.tensor([[3.0, 4, 3, 0, 4, 0]], dtype=torch.float64)
-    assert LabelScenes().figures(scans, data)["mean_iou"] == pytest.approx(3 / 4)
+    scans = torch.tensor([[3.0, 1, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.float64)
+    figures = LabelScenes().figures(scans, data)
+    assert figures["by_class"] == pytest.approx({"0": 3 / 4, "1": 0.0})
+    assert figures["confusion"] == [[3, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
 def test_the_accuracy_of_training_is_the_share_of_points_over_all_steps():

@@ -51,4 +51,4 @@ def assert_same(whole: Path, cut: Path) -> None:
         assert torch.equal(a, b), name
     results = [json.loads((path / "results.json").read_text()) | {"seconds": 0} for path in (whole, cut)]
     assert results[0] == results[1]
-    assert (whole / "logs/metrics.csv").read_text() == (cut / "logs/metrics.csv").read_text()
+    assert (whole / "metrics.csv").read_text() == (cut / "metrics.csv").read_text()

@@ -49,7 +49,7 @@ def test_a_run_killed_at_any_step_and_resumed_ends_with_the_same_weights(recipe,
 
 
 def same_log(folder):
-    whole, cut = ((folder / name / "logs/metrics.csv").read_text() for name in ("whole", "cut"))
+    whole, cut = ((folder / name / "metrics.csv").read_text() for name in ("whole", "cut"))
     assert whole == cut
 
 
@@ -74,8 +74,8 @@ def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_
     recipe = recipe.changed(epochs=2)
     whole = run(recipe, clouds, clouds, tmp_path / "whole", progress=False, checkpoint_steps=1)
     if validated:
-        for folder in ("checkpoints", "logs"):
-            shutil.copytree(tmp_path / "whole" / folder, tmp_path / "cut" / folder)
+        shutil.copytree(tmp_path / "whole" / "checkpoints", tmp_path / "cut" / "checkpoints")
+        shutil.copy(tmp_path / "whole" / "metrics.csv", tmp_path / "cut")
     else:
         with pytest.raises(Killed):
             run(recipe, clouds, clouds, tmp_path / "cut", progress=False, checkpoint_steps=1, callbacks=[KillLast(10)])
@@ -158,7 +158,7 @@ def test_a_run_shows_and_logs_the_validation_of_each_epoch_as_its_own(recipe, cl
     results = run(recipe.changed(epochs=3, validate_every=2), clouds, clouds, tmp_path)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
     assert [" valid" in line for line in lines] == [False, True, True]
-    with open(tmp_path / "logs" / "metrics.csv") as file:
+    with open(tmp_path / "metrics.csv") as file:
         rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
     assert rows == results["history"], "one row for each epoch"
     assert ["valid_accuracy" in row for row in rows] == [False, True, True]
@@ -369,8 +369,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path):
 
 
 def test_a_full_disk_is_named_with_the_folder_of_the_run(tmp_path, capsys):
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "metrics.csv").symlink_to("/dev/full")
+    (tmp_path / "metrics.csv").symlink_to("/dev/full")
     small = ["--set", "data_options.size=14", "--set", "data_options.held_out=7", "--set", "points=32"]
     small += ["--set", "model.width=8", "--set", "model.levels=1", "--set", "batch_size=7"]
     command = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
