@@ -231,6 +231,22 @@ def test_the_tables_of_pairs_are_those_of_the_sites():
     )
     assert pairs.equal(data.indice_pairs)
     assert number.equal(data.indice_pair_num)
+    names = {"ksize": [3] * 3, "stride": [2] * 3, "padding": [1] * 3, "dilation": [1] * 3, "out_padding": [0] * 3}
+    tables = spconv.ops.get_indice_pairs_implicit_gemm(
+        indices=x.indices, batch_size=2, spatial_shape=np.array(x.spatial_shape), algo=data.algo, **names
+    )
+    for table, wanted in zip(tables, (out.indices, data.indice_pair_num, data.pair_fwd, data.pair_bwd)):
+        assert table.equal(wanted)
+    assert len(tables) == 9
+
+
+def test_names_are_where_spconv_has_them_too():
+    from gridless.compat.spconv.pytorch import conv, core, modules
+
+    assert conv.SparseModule is modules.SparseModule
+    assert conv.ImplicitGemmIndiceData is core.ImplicitGemmIndiceData
+    assert spconv.ops.indice_maxpool is spconv.functional.indice_maxpool
+    assert sparse().grid.numel() == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -11,9 +11,18 @@ from torch import Tensor, nn
 from gridless.compat.rows import sum_rows, take_rows
 from gridless.compat.spconv.core import ConvAlgo
 from gridless.compat.spconv.pytorch import ops
-from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, by_axes, expand_nd
+from gridless.compat.spconv.pytorch.core import (
+    ImplicitGemmIndiceData,  # noqa: F401 (spconv's own file has it, too)
+    IndiceData,
+    SparseConvTensor,
+    by_axes,
+    expand_nd,
+)
 from gridless.compat.spconv.pytorch.functional import LAYERS, convolve
-from gridless.compat.spconv.pytorch.modules import SparseConvolutionBase
+from gridless.compat.spconv.pytorch.modules import (
+    SparseConvolutionBase,
+    SparseModule,  # noqa: F401 (spconv's own file has it, too)
+)
 
 # One number for all axes, or one for each.
 Axes = int | list[int] | tuple[int, ...]

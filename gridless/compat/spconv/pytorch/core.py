@@ -14,6 +14,9 @@ from torch import Tensor
 from gridless.compat.spconv.core import ConvAlgo
 from gridless.structures import TapEdges
 
+# The `grid` of a tensor that was made without one.
+_NO_GRID = torch.empty(0)
+
 
 class Repeats(NamedTuple):
     """Rows of a tensor that has sites more than once."""
@@ -141,7 +144,7 @@ class SparseConvTensor:
         self.spatial_shape = [int(side) for side in spatial_shape]
         self.batch_size = batch_size
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
-        self.grid = grid
+        self.grid = _NO_GRID if grid is None else grid
         self.voxel_num = voxel_num
         self.benchmark, self.benchmark_record = benchmark, {}
         self.thrust_allocator = None

@@ -12,6 +12,7 @@ from gridless import backends
 from gridless.compat.spconv.core import AlgoHint, ConvAlgo
 from gridless.compat.spconv.pytorch import functional
 from gridless.compat.spconv.pytorch.core import IndiceData, Repeats
+from gridless.compat.spconv.pytorch.functional import indice_maxpool
 from gridless.geometry.voxels import RepeatedSite, strided_taps, submanifold_taps, transposed_taps
 
 __all__ = [
@@ -23,7 +24,9 @@ __all__ = [
     "get_conv_output_size",
     "get_deconv_output_size",
     "get_indice_pairs",
+    "get_indice_pairs_implicit_gemm",
     "indice_conv",
+    "indice_maxpool",
 ]
 
 
@@ -124,6 +127,36 @@ def get_indice_pairs(
         indices, list(spatial_shape), algo, ksize, stride, padding, dilation, out_padding, subm, transpose
     )
     return data.out_indices, data.indice_pairs, data.indice_pair_num
+
+
+def get_indice_pairs_implicit_gemm(
+    indices: Tensor,
+    batch_size: int,
+    spatial_shape: list[int],
+    algo: ConvAlgo,
+    ksize: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    out_padding: list[int],
+    subm: bool = False,
+    transpose: bool = False,
+    is_train: bool = True,
+    alloc: Any = None,
+    timer: Any = None,
+    num_out_act_bound: int = -1,
+    direct_table: bool = True,
+    do_sort: bool = True,
+) -> tuple[Any, ...]:
+    """(output indices, pairs of each tap (taps), source of each tap and output (taps, M), output of each tap and source
+    (taps, N)), int32, -1 where there is none. The last is empty if `is_train` is False.
+
+    Five empty lists stand for masks and orders, which only spconv's own kernels read.
+    """
+    shape = [int(side) for side in spatial_shape]
+    data = find_neighbours(indices, shape, algo, ksize, stride, padding, dilation, out_padding, subm, transpose)
+    backward = data.pair_bwd if is_train else indices.new_empty(0)
+    return data.out_indices, data.indice_pair_num, data.pair_fwd, backward, [], [], [], [], []
 
 
 def indice_conv(
