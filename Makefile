@@ -35,7 +35,8 @@ fuzz: .venv/.done
 # Everything that has GPU cases, with the Python that is there: GPU machines often come with theirs, and without network.
 # Scripts that tests start find the package by PYTHONPATH, installed or not.
 test-gpu:
-	PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON) -m pytest -n auto --dist worksteal tests/test_plan.py tests/test_devices.py tests/kernels tests/structures \
+	PYTHONPATH="$(CURDIR):$$PYTHONPATH" $(PYTHON) -m pytest -n auto --dist worksteal \
+		tests/test_plan.py tests/test_devices.py tests/kernels tests/structures \
 		tests/augment/test_stateless.py tests/geometry tests/ops tests/nn tests/models tests/compat \
 		tests/data/test_precompute.py tests/training/test_steps.py tests/training/test_capture.py \
 		"tests/test_docs.py::test_the_python_of_a_page_runs[docs/tutorials/fast.md]"
