@@ -380,9 +380,9 @@ def taps(r: dict[str, Any]) -> Table:
         "- Rows name the precision of both sides. IEEE float32 of gridless is three products of TF32. Relative errors "
         f"against float64, ours and spconv's: {errors}.\n"
         f"- Eager times of gridless are limited by the host: as CUDA graphs the same work takes less.{ahead}\n"
-        "- spconv-triton 1.0.0 tunes itself at the first call of a layer: 7 to 8 s in TF32 and float16, after its kernels "
-        "were compiled. In IEEE float32 it had not finished after 380 s, beside other work. Its times were not measured "
-        "alone. FlexGEMM has no wheel and was not run.\n"
+        "- spconv-triton 1.0.0 tunes itself at the first call of a layer: 7 to 8 s in TF32 and float16, after its "
+        "kernels were compiled. In IEEE float32 it had not finished after 380 s, beside other work. Its times were not "
+        "measured alone. FlexGEMM has no wheel and was not run.\n"
         "- On the CPU a loop over taps calls the same products of PyTorch as gridless, which take most of the time.\n\n"
     )
     return "Voxels", f"{caption} {origin(r['taps'])}", COLUMNS, rows

@@ -144,7 +144,7 @@ class SparseConvTensor:
         self.spatial_shape = [int(side) for side in spatial_shape]
         self.batch_size = batch_size
         self.indice_dict: dict[str, IndiceData] = {} if indice_dict is None else indice_dict
-        self.grid = _NO_GRID if grid is None else grid
+        self.grid: Tensor | None = _NO_GRID if grid is None else grid
         self.voxel_num = voxel_num
         self.benchmark, self.benchmark_record = benchmark, {}
         self.thrust_allocator = None
