@@ -44,10 +44,10 @@ class Step(NamedTuple):
 
 STEPS = (
     Step("figures", "python docs/images/make.py paper", ROOT / "docs" / "images" / "paper-5b.png", True, False, 1),
-    Step("stats", "python benchmarks/stats.py --data DIR", FOLDER / "stats.json", True, False, 8),
+    Step("stats", "python benchmarks/stats.py --data DIR", FOLDER / "stats.json", True, False, 2),
     Step("update_orders", "python benchmarks/update_orders.py --data DIR", FOLDER / "update_orders.json",
          False, False, 1),
-    Step("edge_counts", "python benchmarks/edge_counts.py", FOLDER / "edge_counts.json", False, False, 2),
+    Step("edge_counts", "python benchmarks/edge_counts.py", FOLDER / "edge_counts.json", False, False, 1),
     Step("geometry_chain", "python benchmarks/geometry.py chain", RESULTS / "geometry_chain.json", False, False, 5),
     Step("streaming", "python benchmarks/streaming.py --data DIR", RESULTS / "streaming.json", False, False, 5),
     Step("nmnist_cnn", "python benchmarks/nmnist_cnn.py --data DIR", FOLDER / "nmnist_cnn.json", True, False, 26),
