@@ -32,14 +32,14 @@ WAYS = {"online": "GPU", "workers": "workers", "files": "files"}
 
 class Step(NamedTuple):
     """One command: the file it writes, whether it leaves out rows that are there, whether it needs a GPU, and about how
-    many minutes it takes as a whole."""
+    many minutes it takes as a whole (None: not known)."""
 
     name: str
     command: str
     file: Path
     goes_on: bool
     gpu: bool
-    minutes: int
+    minutes: int | None
 
 
 STEPS = (
@@ -52,7 +52,7 @@ STEPS = (
     Step("streaming", "python benchmarks/streaming.py --data DIR", RESULTS / "streaming.json", False, False, 5),
     Step("nmnist_cnn", "python benchmarks/nmnist_cnn.py --data DIR", FOLDER / "nmnist_cnn.json", True, False, 26),
     Step("nmnist_folds", "python benchmarks/nmnist_folds.py --data DIR --out runs/folds --jobs 10 --set epochs=50 "
-         "--row n-mnist", RESULTS / "nmnist_folds.json", False, True, 10),
+         "--row n-mnist", RESULTS / "nmnist_folds.json", False, True, None),
     Step("orders", "python benchmarks/orders.py", FOLDER / "orders.json", True, True, 1),
     Step("table2", "python benchmarks/table2.py", FOLDER / "table2.json", True, True, 3),
     Step("table3", "python benchmarks/table3.py --data DIR", FOLDER / "table3.json", True, True, 25),
@@ -600,8 +600,9 @@ def run(data: str | None, only: list[str] | None, anew: bool) -> int:
     for step in STEPS:
         if (only and step.name not in only) or (step.file.is_file() and not step.goes_on and not anew):
             continue
+        about = "" if step.minutes is None else f" (at most about {step.minutes} minutes)"
         if step.gpu and not torch.cuda.is_available():
-            print(f"{step.name}: left out, it needs a GPU (about {step.minutes} minutes)", flush=True)
+            print(f"{step.name}: left out, it needs a GPU{about}", flush=True)
             continue
         if "DIR" in step.command and data is None:
             print(f"{step.name}: left out, it needs --data DIR", flush=True)
@@ -609,7 +610,7 @@ def run(data: str | None, only: list[str] | None, anew: bool) -> int:
         if anew:
             step.file.unlink(missing_ok=True)
         command = [sys.executable, *shlex.split(step.command.replace("DIR", shlex.quote(str(data))))[1:]]
-        print(f"{step.name}: {step.command} (at most about {step.minutes} minutes)", flush=True)
+        print(f"{step.name}: {step.command}{about}", flush=True)
         if status := subprocess.run(command, cwd=ROOT, env=environment).returncode:
             failed += 1
             print(f"{step.name}: failed, status {status}", flush=True)

@@ -10,22 +10,20 @@ from torch import Tensor
 
 
 def confusions(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> Tensor:
-    """The confusion matrix of `kinds` labels in each of `count` examples, (count, kinds * kinds) float64."""
-    _check(part, kinds)
+    """The confusion matrix of `kinds` labels in each of `count` examples, (count, kinds, kinds) float64.
+
+    Rows are true labels, columns predicted ones.
+    """
+    if len(part) and int(part.max()) >= kinds:
+        raise ValueError(f"points have the part {int(part.max())}, but the network has {kinds}. Number parts from 0.")
     at = (example * kinds + part) * kinds + predicted
-    return torch.bincount(at, minlength=count * kinds * kinds).view(count, -1).double()
+    return torch.bincount(at, minlength=count * kinds * kinds).view(count, kinds, kinds).double()
 
 
-def overlaps(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> tuple[Tensor, Tensor]:
-    """Points in the intersection and in the union of each of `kinds` parts, in each of `count` examples."""
-    _check(part, kinds)
-
-    def counted(values: Tensor, rows: Tensor) -> Tensor:
-        return torch.bincount(rows * kinds + values, minlength=count * kinds).view(count, kinds).double()
-
-    right = predicted == part
-    common = counted(part[right], example[right])
-    return common, counted(predicted, example) + counted(part, example) - common
+def overlaps(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Points in the intersection and in the union of each label (..., C), from confusion matrices (..., C, C)."""
+    common = counts.diagonal(dim1=-2, dim2=-1)
+    return common, counts.sum(-1) + counts.sum(-2) - common
 
 
 def mean_overlap(common: Tensor, union: Tensor, names: Sequence[str]) -> dict[str, float]:
@@ -40,7 +38,7 @@ def shape_ious(predicted: Tensor, part: Tensor, example: Tensor, category: Tenso
     A part that is neither present nor predicted counts 1. Points (S) have a predicted part, a true part and an example;
     examples (B) have a category; category k has parts[k] parts, numbered through all categories.
     """
-    common, union = overlaps(predicted, part, example, len(category), sum(parts))
+    common, union = overlaps(confusions(predicted, part, example, len(category), sum(parts)))
     iou = torch.where(union > 0, common / union, 1.0)
     owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(parts)).to(category.device)
     mine = owner == category[:, None]
@@ -53,8 +51,3 @@ def mean_ious(ious: Tensor, category: Tensor, names: Sequence[str]) -> dict[str,
     each = {name: ious[category == k].mean().item() for k, name in enumerate(names) if bool((category == k).any())}
     mean = sum(each.values()) / max(len(each), 1)
     return {"instance_iou": ious.mean().item(), "category_iou": mean, "examples": len(ious), "by_category": each}
-
-
-def _check(part: Tensor, kinds: int) -> None:
-    if len(part) and int(part.max()) >= kinds:
-        raise ValueError(f"points have the part {int(part.max())}, but the network has {kinds}. Number parts from 0.")

@@ -20,7 +20,7 @@ from gridless.tasks.clouds import CloudTask
 from gridless.tasks.folders import with_short_labels
 from gridless.tasks.labelled import write_labels, write_parts
 from gridless.tasks.loading import FOLDER, check_kind, check_labels, check_stems, chosen, folder_of, made
-from gridless.tasks.scores import confusions, mean_ious, mean_overlap, shape_ious
+from gridless.tasks.scores import confusions, mean_ious, mean_overlap, overlaps, shape_ious
 from gridless.tasks.storage import PackSource, source_of_set
 from gridless.training.batch import Batch
 from gridless.training.examples import TrainingSet, block
@@ -158,13 +158,13 @@ class LabelScenes(LabelPoints):
         judged = _judged(cloud)
         logits = model(batch.geometry)
         best, part, example = logits.argmax(1)[judged], cloud.rows["part"][judged], cloud.example[judged]
-        return confusions(best, part, example, cloud.num_examples, logits.shape[1])
+        return confusions(best, part, example, cloud.num_examples, logits.shape[1]).flatten(1)
 
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
         counts = scores.sum(0).cpu()
         counts = counts.view(math.isqrt(len(counts)), -1)
-        common = counts.diagonal()
-        each = mean_overlap(common, counts.sum(0) + counts.sum(1) - common, data.parts or data.class_names)
+        common, union = overlaps(counts)
+        each = mean_overlap(common, union, data.parts or data.class_names)
         accuracy = (common.sum() / counts.sum().clamp(min=1)).item()
         mean = sum(each.values()) / max(len(each), 1)
         # Blocks of one scan are several examples.
